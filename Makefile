@@ -1,0 +1,22 @@
+# Build: make [PG_CONFIG=...]; install: make install; test a running server
+# that has it: make installcheck. ./scripts/test does all of it by itself.
+
+MODULE_big = idem
+OBJS = src/idem.o src/canonical.o src/fingerprint.o src/key.o src/scope.o \
+	src/held.o src/ledger.o src/claim.o src/settle.o src/admin.o
+
+EXTENSION = idem
+DATA = idem--1.0.sql
+PGFILEDESC = "idem - an operation happens exactly once"
+
+REGRESS = $(patsubst sql/%.sql,%,$(sort $(wildcard sql/*.sql)))
+ISOLATION = $(patsubst specs/%.spec,%,$(sort $(wildcard specs/*.spec)))
+TAP_TESTS = 1
+
+PG_CPPFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Wno-missing-field-initializers
+
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs)
+include $(PGXS)
+
+$(OBJS): src/idem.h

@@ -1,0 +1,259 @@
+/*-------------------------------------------------------------------------
+ *
+ * idem.h
+ *		Declarations shared by the files of the extension.
+ *
+ * Arrows point one way: claim, settle, admin and sweep decide; they use ledger
+ * (rows), held (locks and open claims), scope (policy), key and fingerprint
+ * (arguments); those use only what is declared here.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_H
+#define IDEM_H
+
+#include "access/htup.h"
+#include "datatype/timestamp.h"
+#include "fmgr.h"
+#include "storage/itemptr.h"
+#include "storage/lockdefs.h"
+#include "utils/array.h"
+#include "utils/relcache.h"
+
+#define IDEM_VERSION			"1.0"
+
+/* ---- differences between server versions, all of them ---- */
+
+#if PG_VERSION_NUM < 160000
+#define ereturn(context, dummy_value, ...) \
+	do { (void) (context); ereport(ERROR, __VA_ARGS__); return dummy_value; } while (0)
+#endif
+#if PG_VERSION_NUM < 170000
+#define WaitEventExtensionNew(name)		PG_WAIT_EXTENSION
+#endif
+
+/* ---- error codes of our own; the README lists them ---- */
+
+#define ERRCODE_IDEM_LEASE_LOST			MAKE_SQLSTATE('I','D','0','0','1')
+#define ERRCODE_IDEM_NOT_HELD			MAKE_SQLSTATE('I','D','0','0','2')
+#define ERRCODE_IDEM_UNSETTLED			MAKE_SQLSTATE('I','D','0','0','3')
+#define ERRCODE_IDEM_KEY_REUSED			MAKE_SQLSTATE('I','D','0','0','4')
+#define ERRCODE_IDEM_NOT_SETTLED		MAKE_SQLSTATE('I','D','0','0','5')
+
+/* ---- fingerprint.c: what tells two requests apart ---- */
+
+#define IDEM_DIGEST_LEN			32
+
+/* the SQL type idem_digest: fixed length, by reference, no alignment */
+typedef struct IdemDigest
+{
+	uint8		data[IDEM_DIGEST_LEN];
+} IdemDigest;
+
+#define DatumGetIdemDigestP(X)		((IdemDigest *) DatumGetPointer(X))
+#define IdemDigestPGetDatum(X)		PointerGetDatum(X)
+#define PG_GETARG_IDEM_DIGEST_P(n)	DatumGetIdemDigestP(PG_GETARG_DATUM(n))
+#define PG_RETURN_IDEM_DIGEST_P(x)	return IdemDigestPGetDatum(x)
+
+/* the version of the canonical form that fingerprints are made with */
+#define IDEM_FORM				1
+
+/* which overload of a function a document came through */
+typedef enum IdemDocumentType
+{
+	IDEM_DOCUMENT_TEXT,			/* text, to be checked for being JSON */
+	IDEM_DOCUMENT_JSON,
+	IDEM_DOCUMENT_JSONB
+} IdemDocumentType;
+
+/* parsed include and exclude pointers; opaque outside fingerprint.c and canonical.c */
+typedef struct IdemPointers IdemPointers;
+
+extern IdemPointers *fingerprint_pointers(ArrayType *include, ArrayType *exclude);
+extern void fingerprint_document(Datum document, IdemDocumentType type,
+								 const IdemPointers *pointers, IdemDigest *digest);
+
+/* ---- key.c: what a key may be ---- */
+
+#define IDEM_KEY_MAX			255
+
+typedef struct IdemKey
+{
+	int32		scope_id;
+	int			len;			/* in bytes, 1 to IDEM_KEY_MAX */
+	const char *data;			/* not terminated */
+	uint64		hash;			/* of scope and key: the key lock's tag */
+} IdemKey;
+
+extern const char *key_scope_name(FunctionCallInfo fcinfo, int arg);
+extern void key_argument(FunctionCallInfo fcinfo, int arg, IdemKey *key);
+extern void key_set_scope(IdemKey *key, int32 scope_id);
+extern bool key_equal(const IdemKey *a, const IdemKey *b);
+extern int	key_errdetail(const IdemKey *key);
+extern int64 key_interval(const Interval *interval);
+extern TimestampTz key_time_add(TimestampTz start, int64 duration);
+
+/* a duration that never ends, in microseconds */
+#define IDEM_FOREVER			PG_INT64_MAX
+
+/* ---- scope.c: the policy of a scope ---- */
+
+typedef struct IdemScope
+{
+	int32		id;
+	char	   *name;
+	Oid			owner;			/* whose members claim and settle */
+	Oid			operators;		/* whose members resolve, recover, forget, quarantine */
+	int64		retention;		/* durations in microseconds; IDEM_FOREVER */
+	int64		archive_retention;
+	int64		retry_within;
+	int64		lease;			/* 0: claims are transaction-scoped */
+	int32		max_attempts;	/* 0: any number */
+	char		archive;		/* 'n' none, 'k' key, 'f' full */
+	bool		hold;			/* on_expiry = 'hold' */
+	char		keep_request;	/* 'n' never, 'i' inflight, 'a' always */
+	IdemPointers *pointers;		/* include and exclude, or NULL */
+} IdemScope;
+
+extern const IdemScope *scope_lookup(const char *name);
+extern void scope_check_owner(const IdemScope *scope);
+extern void scope_check_operator(const IdemScope *scope);
+extern bool scope_within_retention(const IdemScope *scope, TimestampTz completed_at, TimestampTz now);
+extern bool scope_speaks(const IdemScope *scope, TimestampTz completed_at, TimestampTz now);
+extern bool scope_in_doubt(const IdemScope *scope, int32 attempt, TimestampTz created_at,
+						   TimestampTz now);
+
+/* ---- ledger.c: rows ---- */
+
+typedef enum IdemTable
+{
+	IDEM_SCOPE,
+	IDEM_RESULT,
+	IDEM_INFLIGHT,
+	IDEM_ARCHIVE,
+	IDEM_AUDIT
+} IdemTable;
+#define IDEM_TABLES				(IDEM_AUDIT + 1)
+
+/* columns by attribute number; ledger.c checks that the tables agree */
+typedef enum IdemScopeColumn
+{
+	Anum_scope_id = 1, Anum_scope_name, Anum_scope_owner, Anum_scope_operators,
+	Anum_scope_retention, Anum_scope_archive, Anum_scope_archive_retention,
+	Anum_scope_replay_window, Anum_scope_lease, Anum_scope_on_expiry,
+	Anum_scope_max_attempts, Anum_scope_retry_within, Anum_scope_include,
+	Anum_scope_exclude, Anum_scope_keep_request
+} IdemScopeColumn;
+
+/* idem.result, and idem.archive, which has one more */
+typedef enum IdemResultColumn
+{
+	Anum_result_token = 1, Anum_result_created_at, Anum_result_completed_at,
+	Anum_result_scope_id, Anum_result_attempt, Anum_result_status_code,
+	Anum_result_form, Anum_result_state, Anum_result_fingerprint, Anum_result_key,
+	Anum_result_headers, Anum_result_response, Anum_result_body, Anum_result_request,
+	Anum_archive_archived_at
+} IdemResultColumn;
+
+typedef enum IdemInflightColumn
+{
+	Anum_inflight_token = 1, Anum_inflight_lease_until, Anum_inflight_created_at,
+	Anum_inflight_updated_at, Anum_inflight_scope_id, Anum_inflight_attempt,
+	Anum_inflight_form, Anum_inflight_state, Anum_inflight_fingerprint, Anum_inflight_key,
+	Anum_inflight_claimant, Anum_inflight_owner, Anum_inflight_recovery_point,
+	Anum_inflight_request, Anum_inflight_checkpoint
+} IdemInflightColumn;
+
+typedef enum IdemAuditColumn
+{
+	Anum_audit_at = 1, Anum_audit_scope_id, Anum_audit_event, Anum_audit_scope,
+	Anum_audit_key, Anum_audit_who, Anum_audit_application, Anum_audit_fingerprint,
+	Anum_audit_old, Anum_audit_new
+} IdemAuditColumn;
+
+#define IDEM_RESULT_COLUMNS		Anum_result_request
+#define IDEM_MAX_COLUMNS		15
+
+/* the states of a row, as stored; ledger_state_name() spells them out */
+#define IDEM_PROCESSING			'p'
+#define IDEM_FREE				'e'
+#define IDEM_IN_DOUBT			'u'
+#define IDEM_SUCCEEDED			's'
+#define IDEM_FAILED				'f'
+
+/* A row as a probe found it. */
+typedef struct IdemRow
+{
+	IdemTable	table;
+	HeapTuple	tuple;			/* a copy; NULL: the table has no row of the key */
+	TransactionId busy;			/* another transaction that is writing or deleting it */
+	bool		own;			/* written by this transaction */
+	bool		visible;		/* to the transaction's snapshot, where it keeps one */
+	Datum		values[IDEM_MAX_COLUMNS];
+	bool		nulls[IDEM_MAX_COLUMNS];
+} IdemRow;
+
+/* a column of an IdemRow or of a pair of arrays, by attribute number */
+#define ROW_VALUE(row, anum)	((row)->values[(anum) - 1])
+#define ROW_IS_NULL(row, anum)	((row)->nulls[(anum) - 1])
+#define ROW_STATE(row, anum)	DatumGetChar(ROW_VALUE(row, anum))
+
+typedef bool (*IdemRowCallback) (const IdemRow *row, void *arg);
+
+extern void ledger_init(void);
+extern void ledger_open(IdemTable table);
+extern Oid	ledger_scope_relid(void);
+extern void ledger_probe(IdemTable table, const IdemKey *key, IdemRow *row);
+extern void ledger_insert(IdemTable table, const Datum *values, const bool *nulls);
+extern void ledger_update(const IdemRow *row, const Datum *values, const bool *nulls);
+extern void ledger_delete(const IdemRow *row);
+extern void ledger_wait(const IdemRow *row);
+extern bool ledger_read_scope(const char *name, IdemRow *row);
+extern bool ledger_scope_in_use(int32 scope_id);
+extern void ledger_each(IdemTable table, int32 scope_id, IdemRowCallback callback, void *arg);
+extern const char *ledger_state_name(char state);
+extern void ledger_audit(const char *event, int32 scope_id, const char *scope, const IdemKey *key,
+						 const IdemDigest *fingerprint, Datum old_value, bool old_null,
+						 Datum new_value, bool new_null);
+extern bool ledger_audited(const char *event, const IdemKey *key, const IdemDigest *fingerprint);
+
+/* ---- held.c: the key lock, and the claims this transaction holds ---- */
+
+/* A transaction-scoped claim: no row yet, or rows that no longer speak. */
+typedef struct IdemClaim
+{
+	IdemKey		key;			/* its data is behind the struct */
+	int64		token;
+	int32		attempt;
+	TimestampTz created_at;
+	bool		has_fingerprint;
+	IdemDigest	fingerprint;
+	bool		has_result;		/* a row in idem.result to delete when settled */
+	bool		has_inflight;	/* likewise in idem.inflight */
+	char	   *request;		/* to be kept with the result; a json datum, or NULL */
+	char		settled;		/* how, in a subtransaction of the claim's; or 0 */
+	/* what is left is held.c's own */
+	SubTransactionId claim_subid;
+	SubTransactionId settle_subid;
+	TransactionId xid;			/* the transaction's xid and command when it claimed */
+	CommandId	cid;
+	struct IdemClaim *older_claim;	/* by claim_subid, deepest first */
+	struct IdemClaim *newer_claim;
+	struct IdemClaim *older_settled;	/* by settle_subid, deepest first */
+	struct IdemClaim *newer_settled;
+} IdemClaim;
+
+extern void held_init(void);
+extern bool held_lock(const IdemKey *key, bool wait);
+extern void held_unlock(const IdemKey *key);
+extern IdemClaim *held_find(const IdemKey *key);
+extern IdemClaim *held_claim(const IdemKey *key);
+extern void held_settle(IdemClaim *claim, char how);
+extern bool held_untouched(const IdemClaim *claim);
+extern bool held_in_scope(int32 scope_id);
+extern void held_lease_lost(const IdemKey *key, const char *scope) pg_attribute_noreturn();
+extern void held_doom(const IdemKey *key, const char *scope);
+extern void held_require_durable_commit(void);
+extern void held_pause(int64 *pause, int64 limit);
+
+#endif							/* IDEM_H */
