@@ -18,9 +18,12 @@ PG_MODULE_MAGIC_EXT(.name = "idem", .version = IDEM_VERSION);
 PG_MODULE_MAGIC;
 #endif
 
+void		_PG_init(void);
+
 void
 _PG_init(void)
 {
 	ledger_init();
+	scope_init();
 	held_init();
 }

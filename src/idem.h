@@ -18,6 +18,7 @@
 #include "storage/itemptr.h"
 #include "storage/lockdefs.h"
 #include "utils/array.h"
+#include "utils/jsonb.h"
 #include "utils/relcache.h"
 
 #define IDEM_VERSION			"1.0"
@@ -27,8 +28,15 @@
 #if PG_VERSION_NUM < 160000
 #define ereturn(context, dummy_value, ...) \
 	do { (void) (context); ereport(ERROR, __VA_ARGS__); return dummy_value; } while (0)
+#define JsonActionResult				void
+#define JSON_ACTION_RETURN()			return
+#else
+#define JsonActionResult				JsonParseErrorType
+#define JSON_ACTION_RETURN()			return JSON_SUCCESS
 #endif
 #if PG_VERSION_NUM < 170000
+#define makeJsonLexContextCstringLen(lex, json, len, encoding, need_escapes) \
+	((void) (lex), (makeJsonLexContextCstringLen) (json, len, encoding, need_escapes))
 #define WaitEventExtensionNew(name)		PG_WAIT_EXTENSION
 #endif
 
@@ -73,30 +81,29 @@ extern IdemPointers *fingerprint_pointers(ArrayType *include, ArrayType *exclude
 extern void fingerprint_document(Datum document, IdemDocumentType type,
 								 const IdemPointers *pointers, IdemDigest *digest);
 
-/* ---- key.c: what a key may be ---- */
+/* ---- key.c: what callers pass: keys and documents ---- */
 
 #define IDEM_KEY_MAX			255
 
 typedef struct IdemKey
 {
 	int32		scope_id;
-	int			len;			/* in bytes, 1 to IDEM_KEY_MAX */
-	const char *data;			/* not terminated */
+	text	   *value;			/* 1 to IDEM_KEY_MAX bytes */
 	uint64		hash;			/* of scope and key: the key lock's tag */
 } IdemKey;
 
-extern const char *key_scope_name(FunctionCallInfo fcinfo, int arg);
+extern text *key_scope_name(FunctionCallInfo fcinfo, int arg);
 extern void key_argument(FunctionCallInfo fcinfo, int arg, IdemKey *key);
-extern void key_set_scope(IdemKey *key, int32 scope_id);
+extern void key_set(IdemKey *key, int32 scope_id, text *value);
 extern bool key_equal(const IdemKey *a, const IdemKey *b);
 extern int	key_errdetail(const IdemKey *key);
-extern int64 key_interval(const Interval *interval);
-extern TimestampTz key_time_add(TimestampTz start, int64 duration);
+extern int64 key_interval(FunctionCallInfo fcinfo, int arg, const char *name);
+extern Datum key_json(Datum document, IdemDocumentType type, bool checked);
+
+/* ---- scope.c: the policy of a scope ---- */
 
 /* a duration that never ends, in microseconds */
 #define IDEM_FOREVER			PG_INT64_MAX
-
-/* ---- scope.c: the policy of a scope ---- */
 
 typedef struct IdemScope
 {
@@ -115,7 +122,11 @@ typedef struct IdemScope
 	IdemPointers *pointers;		/* include and exclude, or NULL */
 } IdemScope;
 
-extern const IdemScope *scope_lookup(const char *name);
+extern void scope_init(void);
+extern const IdemScope *scope_lookup(const text *name);
+extern const IdemScope *scope_of_key(FunctionCallInfo fcinfo, IdemKey *key);
+extern int64 scope_duration(const Interval *interval);
+extern TimestampTz scope_deadline(TimestampTz start, int64 duration);
 extern void scope_check_owner(const IdemScope *scope);
 extern void scope_check_operator(const IdemScope *scope);
 extern bool scope_within_retention(const IdemScope *scope, TimestampTz completed_at, TimestampTz now);
@@ -198,7 +209,31 @@ typedef struct IdemRow
 #define ROW_IS_NULL(row, anum)	((row)->nulls[(anum) - 1])
 #define ROW_STATE(row, anum)	DatumGetChar(ROW_VALUE(row, anum))
 
-typedef bool (*IdemRowCallback) (const IdemRow *row, void *arg);
+/* What a settled key answers with. */
+typedef struct IdemPayload
+{
+	Datum		response;		/* json */
+	Datum		headers;		/* jsonb */
+	Datum		body;			/* bytea */
+	int32		status_code;
+	bool		no_response;
+	bool		no_headers;
+	bool		no_body;
+	bool		no_status_code;
+} IdemPayload;
+
+/* A key about to be settled: what its row in idem.result starts with. */
+typedef struct IdemSettlement
+{
+	int64		token;
+	int32		attempt;
+	TimestampTz created_at;
+	const IdemDigest *fingerprint;	/* or NULL */
+	Datum		request;			/* json to keep, or 0 */
+	char		state;
+} IdemSettlement;
+
+typedef void (*IdemRowCallback) (const IdemRow *row, void *arg);
 
 extern void ledger_init(void);
 extern void ledger_open(IdemTable table);
@@ -207,22 +242,25 @@ extern void ledger_probe(IdemTable table, const IdemKey *key, IdemRow *row);
 extern void ledger_insert(IdemTable table, const Datum *values, const bool *nulls);
 extern void ledger_update(const IdemRow *row, const Datum *values, const bool *nulls);
 extern void ledger_delete(const IdemRow *row);
+extern void ledger_delete_key(IdemTable table, const IdemKey *key);
+extern void ledger_settle(const IdemKey *key, const IdemSettlement *settlement,
+						  const IdemPayload *payload, TimestampTz now);
 extern void ledger_wait(const IdemRow *row);
-extern bool ledger_read_scope(const char *name, IdemRow *row);
-extern bool ledger_scope_in_use(int32 scope_id);
 extern void ledger_each(IdemTable table, int32 scope_id, IdemRowCallback callback, void *arg);
-extern const char *ledger_state_name(char state);
+extern bool ledger_read_scope(const text *name, IdemRow *row);
+extern bool ledger_scope_in_use(IdemTable table, int32 scope_id);
 extern void ledger_audit(const char *event, int32 scope_id, const char *scope, const IdemKey *key,
-						 const IdemDigest *fingerprint, Datum old_value, bool old_null,
-						 Datum new_value, bool new_null);
+						 const IdemDigest *fingerprint, Jsonb *old_value, Jsonb *new_value);
 extern bool ledger_audited(const char *event, const IdemKey *key, const IdemDigest *fingerprint);
+extern const char *ledger_state_name(char state);
+extern const IdemDigest *ledger_fingerprint(const IdemRow *row);
 
 /* ---- held.c: the key lock, and the claims this transaction holds ---- */
 
 /* A transaction-scoped claim: no row yet, or rows that no longer speak. */
 typedef struct IdemClaim
 {
-	IdemKey		key;			/* its data is behind the struct */
+	IdemKey		key;			/* its value is behind the struct */
 	int64		token;
 	int32		attempt;
 	TimestampTz created_at;
@@ -230,7 +268,8 @@ typedef struct IdemClaim
 	IdemDigest	fingerprint;
 	bool		has_result;		/* a row in idem.result to delete when settled */
 	bool		has_inflight;	/* likewise in idem.inflight */
-	char	   *request;		/* to be kept with the result; a json datum, or NULL */
+	bool		has_archive;	/* likewise in idem.archive */
+	Datum		request;		/* json to be kept with the result, or 0 */
 	char		settled;		/* how, in a subtransaction of the claim's; or 0 */
 	/* what is left is held.c's own */
 	SubTransactionId claim_subid;
@@ -247,13 +286,87 @@ extern void held_init(void);
 extern bool held_lock(const IdemKey *key, bool wait);
 extern void held_unlock(const IdemKey *key);
 extern IdemClaim *held_find(const IdemKey *key);
-extern IdemClaim *held_claim(const IdemKey *key);
+extern IdemClaim *held_add(const IdemKey *key);
+extern void held_keep_request(IdemClaim *claim, Datum request);
 extern void held_settle(IdemClaim *claim, char how);
 extern bool held_untouched(const IdemClaim *claim);
 extern bool held_in_scope(int32 scope_id);
-extern void held_lease_lost(const IdemKey *key, const char *scope) pg_attribute_noreturn();
-extern void held_doom(const IdemKey *key, const char *scope);
+extern void held_lease_lost(const IdemKey *key) pg_attribute_noreturn();
+extern void held_doom(int sqlerrcode, const char *message, const IdemKey *key);
 extern void held_require_durable_commit(void);
-extern void held_pause(int64 *pause, int64 limit);
+extern void held_pause(int *pause);
+
+/* ---- decide.c: the decision table ---- */
+
+/* What is asked of a key. */
+typedef struct IdemQuestion
+{
+	const IdemScope *scope;
+	IdemKey		key;
+	bool		has_fingerprint;
+	IdemDigest	fingerprint;
+	int64		lease;			/* microseconds; 0: transaction-scoped */
+	text	   *claimant;		/* or NULL */
+	Datum		request;		/* json, or 0 */
+} IdemQuestion;
+
+/* The lines of the table in DESIGN order; idem_explain() names them. */
+typedef enum IdemLine
+{
+	IDEM_LINE_BUSY,				/* another transaction's lock or uncommitted row */
+	IDEM_LINE_OWN_OTHER,		/* this transaction's claim, for another request */
+	IDEM_LINE_OWN,				/* this transaction's claim */
+	IDEM_LINE_MISMATCH,			/* a row that speaks, with another fingerprint */
+	IDEM_LINE_SAME_CLAIMANT,	/* its holder asks again */
+	IDEM_LINE_LEASE_RUNNING,
+	IDEM_LINE_IN_DOUBT,
+	IDEM_LINE_TAKEOVER,			/* free again, or the lease is over */
+	IDEM_LINE_REPLAY,			/* settled, inside its retention */
+	IDEM_LINE_TOMBSTONE,		/* settled, older, archive = key */
+	IDEM_LINE_ARCHIVED,			/* settled, older, archive = full */
+	IDEM_LINE_NEW				/* nothing speaks for the key */
+} IdemLine;
+
+typedef enum IdemOutcome
+{
+	IDEM_CLAIMED, IDEM_REPLAYED, IDEM_IN_PROGRESS, IDEM_MISMATCH, IDEM_EXPIRED, IDEM_UNKNOWN,
+	IDEM_EXECUTED
+} IdemOutcome;
+
+/* What was found of a key, and what follows. */
+typedef struct IdemDecision
+{
+	IdemLine	line;
+	IdemOutcome outcome;
+	TimestampTz now;			/* the clock it was decided by */
+	IdemClaim  *claim;			/* this transaction's open claim, or NULL */
+	IdemRow    *row;			/* the row that spoke, or NULL */
+	IdemRow		result;			/* what the probes found; tuple NULL: nothing */
+	IdemRow		inflight;
+	IdemRow		archive;
+	/* of a claim that was taken */
+	int64		token;
+	int32		attempt;
+	TimestampTz created_at;
+} IdemDecision;
+
+extern void decide(const IdemQuestion *question, IdemDecision *decision);
+extern void decide_check_visible(const IdemDecision *decision);
+extern void decide_free(IdemDecision *decision);
+extern void decide_take(const IdemQuestion *question, IdemDecision *decision);
+extern const char *decide_outcome_name(IdemOutcome outcome);
+extern void decide_number(IdemDecision *decision);
+extern void decide_answer(const IdemDecision *decision,
+						  Datum *values, bool *nulls);
+extern void decide_answer_free(const IdemDecision *decision, Datum *values, bool *nulls);
+extern Datum decide_answer_datum(FunctionCallInfo fcinfo, const Datum *values, const bool *nulls);
+
+/* the attributes of idem_answer that this library knows */
+#define IDEM_ANSWER_COLUMNS		14
+
+/* ---- settle.c ---- */
+
+extern void settle_read_payload(FunctionCallInfo fcinfo, IdemDocumentType type, int response_arg,
+								int status_arg, IdemPayload *payload);
 
 #endif							/* IDEM_H */

@@ -1,0 +1,637 @@
+/*-------------------------------------------------------------------------
+ *
+ * ledger.c
+ *		Rows: the only file that touches heap and index access methods.
+ *
+ * Rows are read and written straight, without executor or SPI, which halves
+ * the cost of a claim. What the executor would have done for a trigger, a
+ * rule, a constraint or an index that somebody added does therefore not
+ * happen, so a table that got one is refused, not silently bypassed. The
+ * check is made when a table is first opened and after every relcache
+ * invalidation of it; it also compares the columns with those this library
+ * was built for.
+ *
+ * Whoever calls ledger_probe() to decide, or writes a row of a key, holds the
+ * key lock (held.c). A probe uses a dirty snapshot: it sees what other
+ * transactions have written and not committed yet, and says whose it is. Under
+ * the lock at most one row of a key is not being written or deleted by another
+ * transaction, and if one is, the key is that transaction's.
+ *
+ * Locks on the tables stay to the end of the transaction. RowExclusiveLock is
+ * taken for reading too: deleting a scope waits for it (scope.c).
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/relation.h"
+#include "access/stratnum.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/index.h"
+#include "catalog/indexing.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_index.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "executor/tuptable.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/guc.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "idem.h"
+
+#define LEDGER_SCHEMA			"idem"
+
+typedef struct LedgerColumn
+{
+	const char *name;
+	Oid			type;			/* InvalidOid: idem_digest */
+} LedgerColumn;
+
+static const LedgerColumn scope_columns[] = {
+	{"id", INT4OID}, {"name", TEXTOID}, {"owner", REGROLEOID}, {"operators", REGROLEOID},
+	{"retention", INTERVALOID}, {"archive", TEXTOID}, {"archive_retention", INTERVALOID},
+	{"replay_window", INTERVALOID}, {"lease", INTERVALOID}, {"on_expiry", TEXTOID},
+	{"max_attempts", INT4OID}, {"retry_within", INTERVALOID}, {"include", TEXTARRAYOID},
+	{"exclude", TEXTARRAYOID}, {"keep_request", TEXTOID}
+};
+
+static const LedgerColumn result_columns[] = {
+	{"token", INT8OID}, {"created_at", TIMESTAMPTZOID}, {"completed_at", TIMESTAMPTZOID},
+	{"scope_id", INT4OID}, {"attempt", INT4OID}, {"status_code", INT4OID}, {"form", INT2OID},
+	{"state", CHAROID}, {"fingerprint", InvalidOid}, {"key", TEXTOID}, {"headers", JSONBOID},
+	{"response", JSONOID}, {"body", BYTEAOID}, {"request", JSONOID},
+	{"archived_at", TIMESTAMPTZOID}	/* idem.archive only */
+};
+
+static const LedgerColumn inflight_columns[] = {
+	{"token", INT8OID}, {"lease_until", TIMESTAMPTZOID}, {"created_at", TIMESTAMPTZOID},
+	{"updated_at", TIMESTAMPTZOID}, {"scope_id", INT4OID}, {"attempt", INT4OID}, {"form", INT2OID},
+	{"state", CHAROID}, {"fingerprint", InvalidOid}, {"key", TEXTOID}, {"claimant", TEXTOID},
+	{"owner", TEXTOID}, {"recovery_point", TEXTOID}, {"request", JSONOID}, {"checkpoint", JSONBOID}
+};
+
+static const LedgerColumn audit_columns[] = {
+	{"at", TIMESTAMPTZOID}, {"scope_id", INT4OID}, {"event", TEXTOID}, {"scope", TEXTOID},
+	{"key", TEXTOID}, {"who", TEXTOID}, {"application", TEXTOID}, {"fingerprint", InvalidOid},
+	{"old", JSONBOID}, {"new", JSONBOID}
+};
+
+typedef struct LedgerTable
+{
+	const char *name;
+	const LedgerColumn *columns;
+	int			natts;
+	int			scope_column;	/* first column of the index we look rows up by */
+	int			key_column;		/* second one, or 0 */
+	bool		straight;		/* written by this file alone */
+
+	/* what the last check found; forgotten on invalidation */
+	bool		checked;
+	Oid			relid;
+	Oid			lookup_index;
+	bool		one_index;		/* and there is no other */
+	IndexInfo  *index_info;		/* of that one */
+	ScanKeyData scan_keys[2];
+} LedgerTable;
+
+static LedgerTable tables[IDEM_TABLES] = {
+	[IDEM_SCOPE] = {"scope", scope_columns, lengthof(scope_columns), Anum_scope_name, 0, false},
+	[IDEM_RESULT] = {"result", result_columns, IDEM_RESULT_COLUMNS, Anum_result_scope_id, Anum_result_key, true},
+	[IDEM_INFLIGHT] = {"inflight", inflight_columns, lengthof(inflight_columns), Anum_inflight_scope_id, Anum_inflight_key, true},
+	[IDEM_ARCHIVE] = {"archive", result_columns, lengthof(result_columns), Anum_result_scope_id, Anum_result_key, true},
+	[IDEM_AUDIT] = {"audit", audit_columns, lengthof(audit_columns), Anum_audit_scope_id, Anum_audit_key, true},
+};
+
+/* ---- opening a table ---- */
+
+static void
+tables_invalidate(Datum arg, Oid relid)
+{
+	for (int i = 0; i < IDEM_TABLES; i++)
+	{
+		if (relid == InvalidOid || relid == tables[i].relid)
+			tables[i].checked = false;
+	}
+}
+
+void
+ledger_init(void)
+{
+	CacheRegisterRelcacheCallback(tables_invalidate, (Datum) 0);
+}
+
+static void
+unfit(Relation rel, const char *why, const char *hint)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("cannot use table \"%s.%s\"", LEDGER_SCHEMA, RelationGetRelationName(rel)),
+			 errdetail_internal("%s", why),
+			 errhint("%s", hint)));
+}
+
+static void
+check_columns(const LedgerTable *table, Relation rel)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+	bool		same = desc->natts == table->natts;
+
+	for (int i = 0; same && i < desc->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+		const LedgerColumn *column = &table->columns[i];
+
+		same = !att->attisdropped && strcmp(NameStr(att->attname), column->name) == 0 &&
+			(OidIsValid(column->type) ? att->atttypid == column->type : att->attlen == IDEM_DIGEST_LEN);
+	}
+	if (!same)
+		unfit(rel, "Its columns are not the ones that the library of this server was built for.",
+			  "Install the library that belongs to the extension's version, or run ALTER EXTENSION idem UPDATE.");
+}
+
+static void
+check_additions(Relation rel)
+{
+	const char *hint = "Drop what was added to the table: rows are written without the executor.";
+
+	if (rel->rd_rel->relkind != RELKIND_RELATION || rel->rd_rel->relam != HEAP_TABLE_AM_OID)
+		unfit(rel, "It is not a plain heap table.", "Restore the table as the extension made it.");
+	if (rel->trigdesc != NULL)
+		unfit(rel, "It has a trigger or a foreign key, which would not fire.", hint);
+	if (rel->rd_rules != NULL)
+		unfit(rel, "It has a rule, which would not apply.", hint);
+	if (rel->rd_rel->relrowsecurity)
+		unfit(rel, "It has row-level security, which would not apply.", hint);
+	if (RelationGetDescr(rel)->constr && RelationGetDescr(rel)->constr->num_check > 0)
+		unfit(rel, "It has a check constraint, which would not be checked.", hint);
+}
+
+static bool
+is_lookup_index(const LedgerTable *table, Form_pg_index index)
+{
+	return index->indisvalid && index->indnkeyatts == (table->key_column ? 2 : 1) &&
+		index->indkey.values[0] == table->scope_column &&
+		(table->key_column == 0 || index->indkey.values[1] == table->key_column);
+}
+
+/* Finds the index that keys are looked up by; refuses one we could not keep right. */
+static void
+check_indexes(LedgerTable *table, Relation rel)
+{
+	List	   *indexes = RelationGetIndexList(rel);
+	ListCell   *cell;
+
+	table->lookup_index = InvalidOid;
+	table->one_index = list_length(indexes) == 1;
+	foreach(cell, indexes)
+	{
+		Relation	index = index_open(lfirst_oid(cell), AccessShareLock);
+		Form_pg_index form = index->rd_index;
+
+		if (is_lookup_index(table, form) &&
+			(!OidIsValid(table->lookup_index) || form->indisprimary))
+			table->lookup_index = RelationGetRelid(index);
+		if (table->straight &&
+			(!heap_attisnull(index->rd_indextuple, Anum_pg_index_indexprs, NULL) ||
+			 !heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) ||
+			 form->indisexclusion || !form->indimmediate ||
+			 (form->indisunique && !form->indisprimary)))
+			unfit(rel, psprintf("Index \"%s\" has an expression, a predicate, or a constraint of its own.",
+								RelationGetRelationName(index)),
+				  "Drop the index; a plain index that is not unique can be added.");
+		if (table->one_index && table->straight)
+		{
+			MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
+
+			if (table->index_info)
+				pfree(table->index_info);
+			table->index_info = BuildIndexInfo(index);
+			MemoryContextSwitchTo(caller);
+		}
+		index_close(index, AccessShareLock);
+	}
+	list_free(indexes);
+	if (!OidIsValid(table->lookup_index))
+		unfit(rel, "It has no index on the columns that keys are looked up by.",
+			  "Restore the index that the extension made.");
+}
+
+static void
+set_scan_keys(LedgerTable *table)
+{
+	MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
+
+	if (table->key_column == 0)
+		ScanKeyInit(&table->scan_keys[0], table->scope_column, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
+	else
+	{
+		ScanKeyInit(&table->scan_keys[0], table->scope_column, BTEqualStrategyNumber, F_INT4EQ, (Datum) 0);
+		ScanKeyInit(&table->scan_keys[1], table->key_column, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
+	}
+	MemoryContextSwitchTo(caller);
+}
+
+static Oid
+find_table(const LedgerTable *table)
+{
+	Oid			schema = get_namespace_oid(LEDGER_SCHEMA, true);
+	Oid			relid = OidIsValid(schema) ? get_relname_relid(table->name, schema) : InvalidOid;
+
+	if (!OidIsValid(relid))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("table \"%s.%s\" does not exist", LEDGER_SCHEMA, table->name),
+				 errhint("CREATE EXTENSION idem in this database.")));
+	return relid;
+}
+
+/* Opens a table, checked. Close it with NoLock. */
+static Relation
+open_table(IdemTable which, LOCKMODE mode)
+{
+	LedgerTable *table = &tables[which];
+
+	if (RecoveryInProgress())
+		mode = AccessShareLock;
+	for (;;)
+	{
+		Relation	rel;
+
+		if (!table->checked)
+			table->relid = find_table(table);
+		rel = try_relation_open(table->relid, mode);
+		if (rel == NULL)
+		{
+			/* dropped meanwhile; the lock told us, find_table() complains */
+			table->checked = false;
+			CHECK_FOR_INTERRUPTS();
+			continue;
+		}
+		if (table->checked)
+			return rel;
+
+		/* opening indexes may invalidate it anew: then the next open checks again */
+		table->checked = true;
+		check_columns(table, rel);
+		if (table->straight)
+			check_additions(rel);
+		check_indexes(table, rel);
+		set_scan_keys(table);
+		if (table->checked)
+			return rel;
+		relation_close(rel, NoLock);
+	}
+}
+
+/* Locks a table for the rest of the transaction, and accepts invalidations. */
+void
+ledger_open(IdemTable table)
+{
+	relation_close(open_table(table, RowExclusiveLock), NoLock);
+}
+
+/* The OID of idem.scope, if it was opened since it last changed. */
+Oid
+ledger_scope_relid(void)
+{
+	return tables[IDEM_SCOPE].relid;
+}
+
+/* ---- reading ---- */
+
+/* Copies a tuple that a scan is at. */
+static void
+copy_row(IdemTable which, SysScanDesc scan, HeapTuple tuple, IdemRow *row)
+{
+	row->table = which;
+	row->busy = InvalidTransactionId;
+	row->own = TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data));
+	row->visible = row->own || !IsolationUsesXactSnapshot() ||
+		table_tuple_satisfies_snapshot(scan->heap_rel, scan->slot, GetTransactionSnapshot());
+	row->tuple = heap_copytuple(tuple);
+	heap_deform_tuple(row->tuple, RelationGetDescr(scan->heap_rel), row->values, row->nulls);
+}
+
+/*
+ * Looks a key up; row->tuple is NULL if the table has no row of it. If
+ * row->busy is set, the row is that transaction's and says nothing yet.
+ */
+void
+ledger_probe(IdemTable which, const IdemKey *key, IdemRow *row)
+{
+	LedgerTable *table = &tables[which];
+	Relation	rel = open_table(which, RowExclusiveLock);
+	SnapshotData dirty;
+	ScanKeyData scan_keys[2];
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	memcpy(scan_keys, table->scan_keys, sizeof(scan_keys));
+	scan_keys[0].sk_argument = Int32GetDatum(key->scope_id);
+	scan_keys[1].sk_argument = PointerGetDatum(key->value);
+
+	InitDirtySnapshot(dirty);
+	scan = systable_beginscan(rel, table->lookup_index, true, &dirty, 2, scan_keys);
+	tuple = systable_getnext(scan);
+	if (tuple == NULL)
+		row->tuple = NULL;
+	else
+	{
+		/* a row that is not busy is the only one; a busy one is as good as any */
+		copy_row(which, scan, tuple, row);
+		row->busy = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
+	}
+	systable_endscan(scan);
+	relation_close(rel, NoLock);
+}
+
+/* Waits for the transaction that is writing or deleting a row. Never under the key lock. */
+void
+ledger_wait(const IdemRow *row)
+{
+	Relation	rel = open_table(row->table, RowExclusiveLock);
+
+	XactLockTableWait(row->busy, rel, &row->tuple->t_self, XLTW_InsertIndexUnique);
+	relation_close(rel, NoLock);
+}
+
+/* Calls back for each committed or own row of a scope, copied. */
+void
+ledger_each(IdemTable which, int32 scope_id, IdemRowCallback callback, void *arg)
+{
+	LedgerTable *table = &tables[which];
+	Relation	rel = open_table(which, RowExclusiveLock);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	ScanKeyData scan_key = table->scan_keys[0];
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	scan_key.sk_argument = Int32GetDatum(scope_id);
+	scan = systable_beginscan(rel, table->lookup_index, true, snapshot, 1, &scan_key);
+	while ((tuple = systable_getnext(scan)) != NULL)
+	{
+		IdemRow		row;
+
+		CHECK_FOR_INTERRUPTS();
+		copy_row(which, scan, tuple, &row);
+		callback(&row, arg);
+		heap_freetuple(row.tuple);
+	}
+	systable_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	relation_close(rel, NoLock);
+}
+
+/* Reads the contract of a scope as it is now, whatever the transaction's snapshot. */
+bool
+ledger_read_scope(const text *name, IdemRow *row)
+{
+	LedgerTable *table = &tables[IDEM_SCOPE];
+	Relation	rel = open_table(IDEM_SCOPE, AccessShareLock);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	ScanKeyData scan_key = table->scan_keys[0];
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	scan_key.sk_argument = PointerGetDatum(name);
+	scan = systable_beginscan(rel, table->lookup_index, true, snapshot, 1, &scan_key);
+	tuple = systable_getnext(scan);
+	if (tuple != NULL)
+		copy_row(IDEM_SCOPE, scan, tuple, row);
+	systable_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	relation_close(rel, AccessShareLock);
+	return tuple != NULL;
+}
+
+/*
+ * Does a table have rows of a scope, be they written just now? Keeps others
+ * from writing any until the transaction ends.
+ */
+bool
+ledger_scope_in_use(IdemTable which, int32 scope_id)
+{
+	LedgerTable *table = &tables[which];
+	Relation	rel = open_table(which, ShareLock);
+	ScanKeyData scan_key = table->scan_keys[0];
+	SnapshotData dirty;
+	SysScanDesc scan;
+	bool		result;
+
+	scan_key.sk_argument = Int32GetDatum(scope_id);
+	InitDirtySnapshot(dirty);
+	scan = systable_beginscan(rel, table->lookup_index, true, &dirty, 1, &scan_key);
+	result = systable_getnext(scan) != NULL;
+	systable_endscan(scan);
+	relation_close(rel, NoLock);
+	return result;
+}
+
+/* ---- writing ---- */
+
+/* Adds a row, with values in the order of the table's columns. */
+void
+ledger_insert(IdemTable which, const Datum *values, const bool *nulls)
+{
+	LedgerTable *table = &tables[which];
+	Relation	rel = open_table(which, RowExclusiveLock);
+	HeapTuple	tuple = heap_form_tuple(RelationGetDescr(rel), unconstify(Datum *, values),
+										unconstify(bool *, nulls));
+
+	if (table->one_index)
+	{
+		Relation	index = index_open(table->lookup_index, RowExclusiveLock);
+		Datum		index_values[2] = {values[table->scope_column - 1], values[table->key_column - 1]};
+		bool		index_nulls[2] = {nulls[table->scope_column - 1], nulls[table->key_column - 1]};
+
+		simple_heap_insert(rel, tuple);
+		index_insert(index, index_values, index_nulls, &tuple->t_self, rel,
+					 index->rd_index->indisunique ? UNIQUE_CHECK_YES : UNIQUE_CHECK_NO,
+					 false, table->index_info);
+		index_close(index, NoLock);
+	}
+	else
+	{
+		CatalogIndexState indexes = CatalogOpenIndexes(rel);
+
+		CatalogTupleInsertWithInfo(rel, tuple, indexes);
+		CatalogCloseIndexes(indexes);
+	}
+	heap_freetuple(tuple);
+	relation_close(rel, NoLock);
+}
+
+/*
+ * Updating and deleting may concern a row that the same statement wrote, which
+ * is invisible to the statement until the command counter moves.
+ */
+void
+ledger_update(const IdemRow *row, const Datum *values, const bool *nulls)
+{
+	Relation	rel = open_table(row->table, RowExclusiveLock);
+	HeapTuple	tuple = heap_form_tuple(RelationGetDescr(rel), unconstify(Datum *, values),
+										unconstify(bool *, nulls));
+
+	CommandCounterIncrement();
+	CatalogTupleUpdate(rel, &row->tuple->t_self, tuple);
+	heap_freetuple(tuple);
+	relation_close(rel, NoLock);
+}
+
+void
+ledger_delete(const IdemRow *row)
+{
+	Relation	rel = open_table(row->table, RowExclusiveLock);
+
+	CommandCounterIncrement();
+	simple_heap_delete(rel, &row->tuple->t_self);
+	relation_close(rel, NoLock);
+}
+
+/* Deletes the row of a key that the caller, holding the key lock, has seen there. */
+void
+ledger_delete_key(IdemTable table, const IdemKey *key)
+{
+	IdemRow		row;
+
+	ledger_probe(table, key, &row);
+	if (row.tuple != NULL)
+		ledger_delete(&row);
+}
+
+static void
+set_value(Datum *values, bool *nulls, int column, Datum value, bool isnull)
+{
+	values[column - 1] = value;
+	nulls[column - 1] = isnull;
+}
+
+/* Writes the row of a settled key. */
+void
+ledger_settle(const IdemKey *key, const IdemSettlement *settlement, const IdemPayload *payload,
+			  TimestampTz now)
+{
+	Datum		v[IDEM_RESULT_COLUMNS];
+	bool		n[IDEM_RESULT_COLUMNS];
+
+	set_value(v, n, Anum_result_token, Int64GetDatum(settlement->token), false);
+	set_value(v, n, Anum_result_created_at, TimestampTzGetDatum(settlement->created_at), false);
+	set_value(v, n, Anum_result_completed_at, TimestampTzGetDatum(now), false);
+	set_value(v, n, Anum_result_scope_id, Int32GetDatum(key->scope_id), false);
+	set_value(v, n, Anum_result_attempt, Int32GetDatum(settlement->attempt), false);
+	set_value(v, n, Anum_result_status_code, Int32GetDatum(payload->status_code), payload->no_status_code);
+	set_value(v, n, Anum_result_form, Int16GetDatum(IDEM_FORM), false);
+	set_value(v, n, Anum_result_state, CharGetDatum(settlement->state), false);
+	set_value(v, n, Anum_result_fingerprint, IdemDigestPGetDatum(settlement->fingerprint),
+			  settlement->fingerprint == NULL);
+	set_value(v, n, Anum_result_key, PointerGetDatum(key->value), false);
+	set_value(v, n, Anum_result_headers, payload->headers, payload->no_headers);
+	set_value(v, n, Anum_result_response, payload->response, payload->no_response);
+	set_value(v, n, Anum_result_body, payload->body, payload->no_body);
+	set_value(v, n, Anum_result_request, settlement->request, settlement->request == (Datum) 0);
+	ledger_insert(IDEM_RESULT, v, n);
+}
+
+/* ---- audit ---- */
+
+/* Notes an event; key NULL: it concerns the scope. */
+void
+ledger_audit(const char *event, int32 scope_id, const char *scope, const IdemKey *key,
+			 const IdemDigest *fingerprint, Jsonb *old_value, Jsonb *new_value)
+{
+	Datum		v[lengthof(audit_columns)];
+	bool		n[lengthof(audit_columns)];
+
+	set_value(v, n, Anum_audit_at, TimestampTzGetDatum(GetCurrentTimestamp()), false);
+	set_value(v, n, Anum_audit_scope_id, Int32GetDatum(scope_id), false);
+	set_value(v, n, Anum_audit_event, CStringGetTextDatum(event), false);
+	set_value(v, n, Anum_audit_scope, CStringGetTextDatum(scope), false);
+	set_value(v, n, Anum_audit_key, key ? PointerGetDatum(key->value) : (Datum) 0, key == NULL);
+	set_value(v, n, Anum_audit_who, CStringGetTextDatum(GetUserNameFromId(GetUserId(), false)), false);
+	set_value(v, n, Anum_audit_application, CStringGetTextDatum(application_name ? application_name : ""), false);
+	set_value(v, n, Anum_audit_fingerprint, IdemDigestPGetDatum(fingerprint), fingerprint == NULL);
+	set_value(v, n, Anum_audit_old, PointerGetDatum(old_value), old_value == NULL);
+	set_value(v, n, Anum_audit_new, PointerGetDatum(new_value), new_value == NULL);
+	ledger_insert(IDEM_AUDIT, v, n);
+}
+
+/* Was this event noted for this key and fingerprint, by a transaction that committed or our own? */
+bool
+ledger_audited(const char *event, const IdemKey *key, const IdemDigest *fingerprint)
+{
+	LedgerTable *table = &tables[IDEM_AUDIT];
+	Relation	rel = open_table(IDEM_AUDIT, RowExclusiveLock);
+	TupleDesc	desc = RelationGetDescr(rel);
+	ScanKeyData scan_keys[2];
+	SnapshotData dirty;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	bool		found = false;
+
+	memcpy(scan_keys, table->scan_keys, sizeof(scan_keys));
+	scan_keys[0].sk_argument = Int32GetDatum(key->scope_id);
+	scan_keys[1].sk_argument = PointerGetDatum(key->value);
+	InitDirtySnapshot(dirty);
+	scan = systable_beginscan(rel, table->lookup_index, true, &dirty, 2, scan_keys);
+	while (!found && (tuple = systable_getnext(scan)) != NULL)
+	{
+		bool		isnull;
+		Datum		noted = heap_getattr(tuple, Anum_audit_fingerprint, desc, &isnull);
+
+		if (isnull || TransactionIdIsValid(dirty.xmin) || TransactionIdIsValid(dirty.xmax) ||
+			memcmp(DatumGetIdemDigestP(noted), fingerprint, IDEM_DIGEST_LEN) != 0)
+			continue;
+		noted = heap_getattr(tuple, Anum_audit_event, desc, &isnull);
+		found = strcmp(TextDatumGetCString(noted), event) == 0;
+	}
+	systable_endscan(scan);
+	relation_close(rel, NoLock);
+	return found;
+}
+
+/* ---- words ---- */
+
+const char *
+ledger_state_name(char state)
+{
+	switch (state)
+	{
+		case IDEM_PROCESSING:
+			return "processing";
+		case IDEM_FREE:
+			return "free";
+		case IDEM_IN_DOUBT:
+			return "unknown";
+		case IDEM_SUCCEEDED:
+			return "succeeded";
+		case IDEM_FAILED:
+			return "failed";
+	}
+	elog(ERROR, "unrecognized state \"%c\"", state);
+}
+
+/* The fingerprint of a row of a key, or NULL if it is not known. */
+const IdemDigest *
+ledger_fingerprint(const IdemRow *row)
+{
+	int			column = row->table == IDEM_INFLIGHT ? Anum_inflight_fingerprint : Anum_result_fingerprint;
+
+	return ROW_IS_NULL(row, column) ? NULL : DatumGetIdemDigestP(ROW_VALUE(row, column));
+}
