@@ -27,8 +27,15 @@
 #if PG_VERSION_NUM < 160000
 #define ereturn(context, dummy_value, ...) \
 	do { (void) (context); ereport(ERROR, __VA_ARGS__); return dummy_value; } while (0)
+#define JsonActionResult				void
+#define JSON_ACTION_RETURN()			return
+#else
+#define JsonActionResult				JsonParseErrorType
+#define JSON_ACTION_RETURN()			return JSON_SUCCESS
 #endif
 #if PG_VERSION_NUM < 170000
+#define makeJsonLexContextCstringLen(lex, json, len, encoding, need_escapes) \
+	((void) (lex), (makeJsonLexContextCstringLen) (json, len, encoding, need_escapes))
 #define WaitEventExtensionNew(name)		PG_WAIT_EXTENSION
 #endif
 
