@@ -20,3 +20,4 @@ PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
 $(OBJS): src/idem.h
+src/canonical.o src/fingerprint.o: src/canonical.h

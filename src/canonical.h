@@ -1,0 +1,48 @@
+/*-------------------------------------------------------------------------
+ *
+ * canonical.h
+ *		What fingerprint.c and canonical.c share: parsed JSON Pointers, and
+ *		the canonical form itself.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef IDEM_CANONICAL_H
+#define IDEM_CANONICAL_H
+
+#include "idem.h"
+
+/*
+ * Include and exclude pointers are one tree of their reference tokens, so that
+ * a document is matched against all of them in one descent.
+ */
+typedef struct IdemPointerNode
+{
+	const char *name;			/* the token as the inside of a canonical JSON string */
+	int			name_len;
+	int32		index;			/* array element it names; -1: none */
+	bool		any_element;	/* the token is an asterisk */
+	bool		include;		/* an include pointer ends here */
+	bool		exclude;		/* an exclude pointer ends here */
+	int			first_child;	/* index of a node; 0: none */
+	int			next_sibling;
+} IdemPointerNode;
+
+struct IdemPointers
+{
+	bool		has_include;
+	int			nnodes;
+	IdemPointerNode nodes[FLEXIBLE_ARRAY_MEMBER];	/* the first is the root */
+};
+
+/* deepest nesting of a document, whatever stack the server has */
+#define CANONICAL_MAX_DEPTH		10000
+
+extern void canonical_digest(Datum document, IdemDocumentType type,
+							 const IdemPointers *pointers, IdemDigest *digest);
+extern text *canonical_text(Datum document, IdemDocumentType type, bool strict);
+extern int	canonical_escape(char *dst, const char *src, int len);
+
+/* room that canonical_escape() may need */
+#define CANONICAL_ESCAPED_SIZE(len)		((Size) (len) * 6)
+
+#endif							/* IDEM_CANONICAL_H */
