@@ -859,6 +859,14 @@ compare_names(const Canonical *c, const Cell *a, const Cell *b)
 	const char *p_end = p + a_len;
 	const char *q_end = q + b_len;
 
+	if (a->kind == SCALAR && b->kind == SCALAR)
+	{
+		while (p_end - p >= 8 && q_end - q >= 8 && memcmp(p, q, 8) == 0)
+		{
+			p += 8;
+			q += 8;
+		}
+	}
 	while (p < p_end && q < q_end)
 	{
 		unsigned char x = name_next(&p, a->kind == ESCAPED);
