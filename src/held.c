@@ -413,6 +413,7 @@ held_xact_callback(XactEvent event, void *arg)
 			/* the claims themselves go with TopTransactionContext */
 			last_claimed = last_settled = NULL;
 			doomed = durable = false;
+			ledger_forget_locks();
 			if (claims && claims->size > CLAIMS_KEPT)
 			{
 				claims_destroy(claims);

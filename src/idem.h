@@ -237,6 +237,7 @@ typedef void (*IdemRowCallback) (const IdemRow *row, void *arg);
 
 extern void ledger_init(void);
 extern void ledger_open(IdemTable table);
+extern void ledger_forget_locks(void);
 extern Oid	ledger_scope_relid(void);
 extern void ledger_probe(IdemTable table, const IdemKey *key, IdemRow *row);
 extern void ledger_insert(IdemTable table, const Datum *values, const bool *nulls);
