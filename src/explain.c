@@ -12,6 +12,7 @@
  */
 #include "postgres.h"
 
+#include "access/subtrans.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "lib/stringinfo.h"
@@ -163,7 +164,7 @@ explain_line(StringInfo words, const IdemQuestion *question, const IdemDecision 
 	switch (d->line)
 	{
 		case IDEM_LINE_BUSY:
-			explain_busy(words, find_holder(&question->key, d->row->busy));
+			explain_busy(words, find_holder(&question->key, SubTransGetTopmostTransaction(d->row->busy)));
 			break;
 		case IDEM_LINE_OWN:
 			appendStringInfoString(words, "in_progress: this very transaction holds the claim. Settle it before it ends.");
