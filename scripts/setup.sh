@@ -53,9 +53,9 @@ setup_cleanup()
 	trap '' INT TERM HUP
 	trap - EXIT
 	cd /
-	pid=$(jobs -p)
-	[ -z "$pid" ] || kill $pid 2>/dev/null || true
-	wait 2>/dev/null || true
+	for pid in $(jobs -p); do
+		kill -- "-$pid" 2>/dev/null || true
+	done
 
 	# the server of this script, and those that interrupted tests left behind
 	while read -r pidfile; do
@@ -64,6 +64,7 @@ setup_cleanup()
 			kill -KILL "$pid" 2>/dev/null || true
 	done < <(find "$WORK" -name postmaster.pid 2>/dev/null)
 
+	wait 2>/dev/null || true
 	if [ -n "${KEEP:-}" ]; then
 		say "kept: $WORK"
 	else
@@ -252,6 +253,7 @@ setup_prepare()
 {
 	WORK=$(mktemp -d /tmp/idem.XXXXXX)		# short: a socket's path has a limit
 	BIN=
+	set -m					# a process group for each job, so that all of it can be ended
 	trap setup_cleanup EXIT
 	trap 'exit 129' HUP
 	trap 'exit 130' INT
