@@ -115,7 +115,8 @@ choose_major()
 			return
 		fi
 	done
-	apt-cache depends postgresql 2>/dev/null | sed -n 's/^ *Depends: postgresql-\([0-9]*\)$/\1/p' | head -n 1
+	# without package lists apt knows none, which is no error here
+	{ apt-cache depends postgresql 2>/dev/null || true; } | sed -n 's/^ *Depends: postgresql-\([0-9]*\)$/\1/p'
 }
 
 apt_update()
