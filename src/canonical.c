@@ -151,7 +151,7 @@ typedef struct Output
 {
 	const char *run;			/* bytes to be written, adjacent in memory */
 	const char *run_end;
-	const char *run_limit;		/* how far a run may be extended */
+	const char *run_limit;		/* how far it may grow into what follows it */
 	pg_cryptohash_ctx *hash;
 	char	   *buffer;
 	Size		used;
@@ -451,6 +451,16 @@ reads_as(uint64 digits, int scale, double value)
 	return strtod(buffer, NULL) == value;
 }
 
+/* Up to 17 significant digits as an integer. */
+static uint64
+decimal_digits(const Decimal *d)
+{
+	char		buffer[32];
+
+	*decimal_copy(buffer, d, 0, d->count) = '\0';
+	return strtou64(buffer, NULL, 10);
+}
+
 /*
  * Whether ECMAScript, which reads a number as a double, would write the same
  * decimal number back: it writes the fewest digits that are read as that double,
@@ -460,10 +470,10 @@ static bool
 decimal_survives_double(const Decimal *d)
 {
 	char		buffer[64];
-	char	   *end;
 	uint64		digits;
 	int			scale;
 	double		value;
+	Decimal		nearest;
 
 	if (d->count == 0)
 		return true;
@@ -473,35 +483,25 @@ decimal_survives_double(const Decimal *d)
 	if (d->count <= 15 && d->exponent > -300 && d->exponent < 300)
 		return true;
 
-	end = decimal_copy(buffer, d, 0, d->count);
-	*end = '\0';
-	digits = strtou64(buffer, NULL, 10);
+	digits = decimal_digits(d);
 	scale = (int) d->exponent - d->count;
-	snprintf(end, sizeof(buffer) - (end - buffer), "e%d", scale);
+	snprintf(buffer, sizeof(buffer), UINT64_FORMAT "e%d", digits, scale);
 	value = strtod(buffer, NULL);
 	if (value == 0 || isinf(value))
 		return false;
 
-	/* must be the nearest of its length */
-	snprintf(buffer, sizeof(buffer), "%.*e", d->count - 1, value);
-	{
-		Decimal		nearest;
-		char		nearest_digits[32];
-
-		decimal_parse(buffer, strlen(buffer), &nearest);
-		if (nearest.count != d->count || nearest.exponent != d->exponent)
-			return false;
-		end = decimal_copy(nearest_digits, &nearest, 0, nearest.count);
-		*end = '\0';
-		if (strtou64(nearest_digits, NULL, 10) != digits)
-			return false;
-	}
-
 	/*
-	 * And none may be shorter.  If any number with a digit less is read as the
-	 * double, then one of its two neighbours of that length is; not always the
-	 * nearer one, for below a power of two doubles are closer than above.
+	 * No nearer one of its length must be read as the double.  Below a power of
+	 * two doubles are closer than above, so the nearest of all may miss it.
 	 */
+	snprintf(buffer, sizeof(buffer), "%.*e", d->count - 1, value);
+	decimal_parse(buffer, strlen(buffer), &nearest);
+	if ((nearest.count != d->count || nearest.exponent != d->exponent ||
+		 decimal_digits(&nearest) != digits) &&
+		strtod(buffer, NULL) == value)
+		return false;
+
+	/* And none may be shorter; if one is, it is a neighbour with a digit less. */
 	if (d->count == 1)
 		return true;
 	return !reads_as(digits / 10, scale + 1, value) &&
@@ -859,6 +859,14 @@ compare_names(const Canonical *c, const Cell *a, const Cell *b)
 	const char *p_end = p + a_len;
 	const char *q_end = q + b_len;
 
+	if (a->kind == SCALAR && b->kind == SCALAR)
+	{
+		while (p_end - p >= 8 && q_end - q >= 8 && memcmp(p, q, 8) == 0)
+		{
+			p += 8;
+			q += 8;
+		}
+	}
 	while (p < p_end && q < q_end)
 	{
 		unsigned char x = name_next(&p, a->kind == ESCAPED);
@@ -1442,17 +1450,21 @@ output_flush(Output *out)
 {
 	if (out->run != out->run_end)
 		output_write(out, out->run, out->run_end - out->run);
-	out->run = out->run_end = NULL;
+	out->run = out->run_end = out->run_limit = NULL;
 }
 
-/* Writes bytes, by making the run longer where they follow it in memory. */
+/*
+ * Writes bytes, by making the run longer where they follow it in memory.  Bytes up
+ * to "limit" may be looked at.
+ */
 static inline void
-output_bytes(Output *out, const char *bytes, Size len)
+output_bytes(Output *out, const char *bytes, Size len, const char *limit)
 {
 	if (bytes != out->run_end)
 	{
 		output_flush(out);
 		out->run = bytes;
+		out->run_limit = limit;
 	}
 	out->run_end = bytes + len;
 }
@@ -1461,7 +1473,7 @@ output_bytes(Output *out, const char *bytes, Size len)
 static inline void
 output_byte(Output *out, char byte)
 {
-	if (out->run_end != NULL && out->run_end < out->run_limit && *out->run_end == byte)
+	if (out->run_end < out->run_limit && *out->run_end == byte)
 		out->run_end++;
 	else
 	{
@@ -1476,14 +1488,16 @@ output_byte(Output *out, char byte)
 static inline void
 output_scalar(const Canonical *c, Output *out, const Cell *cell)
 {
+	const char *bytes = cell_bytes(c, cell);
+
 	if (unlikely(cell->place == IN_DOCUMENT_BARE))
 	{
 		output_byte(out, '"');
-		output_bytes(out, cell_bytes(c, cell), cell->length);
+		output_bytes(out, bytes, cell->length, c->document_end);
 		output_byte(out, '"');
 	}
 	else
-		output_bytes(out, cell_bytes(c, cell), cell->length);
+		output_bytes(out, bytes, cell->length, cell->place == ASIDE ? bytes : c->document_end);
 }
 
 static void output_container(const Canonical *c, Output *out, const Cell *container);
@@ -1557,8 +1571,7 @@ output_document(const Canonical *c, Output *out)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("no \"include\" pointer matches anything in the request"),
 				 errdetail("All such requests would have the same fingerprint.")));
-	out->run = out->run_end = NULL;
-	out->run_limit = c->document_end;
+	out->run = out->run_end = out->run_limit = NULL;
 	output_value(c, out, &c->cells[0]);
 	output_flush(out);
 }
