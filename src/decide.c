@@ -427,7 +427,7 @@ answer_settled(const IdemDecision *d, Datum *v, bool *n)
 	answer_column(v, n, ANSWER_ATTEMPT, d->row, Anum_result_attempt);
 	answer_column(v, n, ANSWER_CREATED_AT, d->row, Anum_result_created_at);
 	answer_column(v, n, ANSWER_COMPLETED_AT, d->row, Anum_result_completed_at);
-	if (d->outcome != IDEM_REPLAYED)
+	if (d->outcome != IDEM_REPLAYED && d->outcome != IDEM_EXECUTED)
 		return;
 	answer_column(v, n, ANSWER_STATUS_CODE, d->row, Anum_result_status_code);
 	answer_column(v, n, ANSWER_HEADERS, d->row, Anum_result_headers);
@@ -507,13 +507,17 @@ decide_answer(const IdemDecision *d, Datum *v, bool *n)
 		case IDEM_EXPIRED:
 			answer_settled(d, v, n);
 			break;
+		case IDEM_EXECUTED:
+			if (d->row)
+				answer_settled(d, v, n);
+			else
+				answer_state(v, n, IDEM_FREE);	/* the handler has released it */
+			break;
 		case IDEM_MISMATCH:
 			if (d->row && d->row->table == IDEM_INFLIGHT)
 				answer_inflight(d, v, n);
 			else if (d->row)
 				answer_settled(d, v, n);
-			break;
-		case IDEM_EXECUTED:
 			break;
 	}
 }

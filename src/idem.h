@@ -26,6 +26,7 @@
 /* ---- differences between server versions, all of them ---- */
 
 #if PG_VERSION_NUM < 160000
+#define object_aclcheck(class, object, role, mode)	pg_proc_aclcheck(object, role, mode)
 #define ereturn(context, dummy_value, ...) \
 	do { (void) (context); ereport(ERROR, __VA_ARGS__); return dummy_value; } while (0)
 #define JsonActionResult				void
@@ -238,6 +239,7 @@ typedef void (*IdemRowCallback) (const IdemRow *row, void *arg);
 
 extern void ledger_init(void);
 extern void ledger_open(IdemTable table);
+extern void ledger_forget_locks(void);
 extern Oid	ledger_scope_relid(void);
 extern void ledger_probe(IdemTable table, const IdemKey *key, IdemRow *row);
 extern void ledger_insert(IdemTable table, const Datum *values, const bool *nulls);
@@ -257,6 +259,12 @@ extern const char *ledger_state_name(char state);
 extern const IdemDigest *ledger_fingerprint(const IdemRow *row);
 
 /* ---- held.c: the key lock, and the claims this transaction holds ---- */
+
+/*
+ * field4 of the lock tag: what tells a key lock from an advisory lock (1 and
+ * 2) in the same lock space. The view idem.holder shows locks by this number.
+ */
+#define IDEM_KEY_LOCK_CLASS		7453
 
 /* A transaction-scoped claim: no row yet, or rows that no longer speak. */
 typedef struct IdemClaim
@@ -369,5 +377,6 @@ extern Datum decide_answer_datum(FunctionCallInfo fcinfo, const Datum *values, c
 
 extern void settle_read_payload(FunctionCallInfo fcinfo, IdemDocumentType type, int response_arg,
 								int status_arg, IdemPayload *payload);
+extern void settle_handled(const IdemKey *key, const IdemPayload *payload);
 
 #endif							/* IDEM_H */
