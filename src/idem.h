@@ -100,6 +100,7 @@ extern bool key_equal(const IdemKey *a, const IdemKey *b);
 extern int	key_errdetail(const IdemKey *key);
 extern int64 key_interval(FunctionCallInfo fcinfo, int arg, const char *name);
 extern Datum key_json(Datum document, IdemDocumentType type, bool checked);
+extern void key_hide_document(void *arg);
 
 /* ---- scope.c: the policy of a scope ---- */
 
