@@ -426,24 +426,21 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 {
 	Holder		holder;
 	Change		change;
+	int64		lease;
 
 	read_holder(fcinfo, "idem_checkpoint()", 2, &holder);
 	if (PG_ARGISNULL(3))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("recovery_point must not be null")));
+	lease = PG_ARGISNULL(5) ? 0 : key_interval(fcinfo, 5, "lease");
 	lock_lease(&holder, &change);
 	refuse_in_doubt(&holder, &change);
 	change_column(&change, Anum_inflight_recovery_point, PG_GETARG_DATUM(3));
 	change_column(&change, Anum_inflight_checkpoint, PG_ARGISNULL(4) ? (Datum) 0 : PG_GETARG_DATUM(4));
 	change.nulls[Anum_inflight_checkpoint - 1] = PG_ARGISNULL(4);
-	if (!PG_ARGISNULL(5))
-	{
-		int64		lease = key_interval(fcinfo, 5, "lease");
-
-		if (lease > 0)
-			renew(&change, lease);
-	}
+	if (lease > 0)
+		renew(&change, lease);
 	write_change(&holder, &change);
 	held_require_durable_commit();
 	PG_RETURN_VOID();
