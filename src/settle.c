@@ -43,7 +43,7 @@ typedef struct Holder
 	IdemKey		key;
 	bool		has_token;
 	int64		token;
-	IdemClaim  *claim;			/* this transaction's, or NULL */
+	IdemClaim  *claim;			/* this transaction's, not settled yet; or NULL */
 } Holder;
 
 static void
@@ -56,6 +56,8 @@ read_holder(FunctionCallInfo fcinfo, const char *function, int token_arg, Holder
 	holder->has_token = !PG_ARGISNULL(token_arg);
 	holder->token = holder->has_token ? PG_GETARG_INT64(token_arg) : 0;
 	holder->claim = held_find(&holder->key);
+	if (holder->claim && holder->claim->settled)
+		holder->claim = NULL;	/* its row says more */
 	if (holder->claim && holder->has_token && holder->token != holder->claim->token)
 		held_lease_lost(&holder->key);
 }
@@ -135,13 +137,6 @@ settle_claim(const Holder *holder, char verdict, const IdemPayload *payload)
 		.state = verdict
 	};
 
-	if (claim->settled)
-	{
-		if (claim->settled != verdict)
-			not_held(holder, claim->settled == IDEM_FREE ? "The claim was released." :
-					 "The claim was settled with the other verdict.");
-		return;
-	}
 	if (claim->has_result)
 		ledger_delete_key(IDEM_RESULT, &holder->key);
 	if (claim->has_inflight)
@@ -365,8 +360,6 @@ idem_release(PG_FUNCTION_ARGS)
 	read_holder(fcinfo, "idem_release()", 2, &holder);
 	if (holder.claim)
 	{
-		if (holder.claim->settled)
-			not_held(&holder, "It is settled or released.");
 		if (!held_untouched(holder.claim))
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
