@@ -286,6 +286,7 @@ typedef struct IdemClaim
 	SubTransactionId settle_subid;
 	TransactionId xid;			/* the transaction's xid and command when it claimed */
 	CommandId	cid;
+	struct IdemClaim *covered;	/* an older one of the key, settled or released */
 	struct IdemClaim *older_claim;	/* by claim_subid, deepest first */
 	struct IdemClaim *newer_claim;
 	struct IdemClaim *older_settled;	/* by settle_subid, deepest first */
