@@ -37,6 +37,9 @@
 #define JsonActionResult				JsonParseErrorType
 #define JSON_ACTION_RETURN()			return JSON_SUCCESS
 #endif
+#ifndef BGWORKER_INTERRUPTIBLE
+#define BGWORKER_INTERRUPTIBLE			0
+#endif
 #if PG_VERSION_NUM < 170000
 #define makeJsonLexContextCstringLen(lex, json, len, encoding, need_escapes) \
 	((void) (lex), (makeJsonLexContextCstringLen) (json, len, encoding, need_escapes))
@@ -425,5 +428,31 @@ typedef struct IdemSweepCounts
 } IdemSweepCounts;
 
 extern void sweep_run(int64 max_rows, bool paced, IdemSweepCounts *counts);
+
+/* ---- stats.c ---- */
+
+/* in the order of idem_stat()'s columns; the first ones in that of IdemOutcome */
+typedef enum IdemCounter
+{
+	IDEM_COUNT_CLAIMED, IDEM_COUNT_REPLAYED, IDEM_COUNT_IN_PROGRESS, IDEM_COUNT_MISMATCH,
+	IDEM_COUNT_EXPIRED, IDEM_COUNT_UNKNOWN,
+	IDEM_COUNT_TAKEOVERS, IDEM_COUNT_SUCCEEDED, IDEM_COUNT_FAILED, IDEM_COUNT_RELEASED,
+	IDEM_COUNT_IN_DOUBT, IDEM_COUNT_LEASES_LOST, IDEM_COUNT_RECLAIMED, IDEM_COUNT_HELD,
+	IDEM_COUNT_ARCHIVED, IDEM_COUNT_PURGED
+} IdemCounter;
+#define IDEM_COUNTERS			(IDEM_COUNT_PURGED + 1)
+
+extern bool idem_track;
+
+extern void stats_init(void);
+extern void stats_add(int32 scope_id, IdemCounter counter, int64 n);
+extern void stats_replay_age(int32 scope_id, int64 microseconds);
+extern void stats_mark_database(void);
+extern bool stats_database_marked(Oid oid);
+extern bool stats_set_failing(bool failing);
+
+/* ---- worker.c ---- */
+
+extern void worker_init(void);
 
 #endif							/* IDEM_H */

@@ -354,6 +354,7 @@ open_table(IdemTable which, LOCKMODE mode)
 		table->checked = true;
 		check_table(table, rel);
 		relation_close(rel, NoLock);
+		stats_mark_database();
 	}
 }
 
