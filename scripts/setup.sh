@@ -278,14 +278,16 @@ setup_prepare()
 # Arguments are settings (name=value). Only a socket, in a directory of our own.
 setup_server()
 {
-	local setting options="-c listen_addresses='' -c unix_socket_directories='$WORK' -c unix_socket_permissions=0700"
+	local setting
+
+	SERVER_OPTIONS="-c listen_addresses='' -c unix_socket_directories='$WORK' -c unix_socket_permissions=0700"
 
 	for setting in "fsync=off" "$@"; do
-		options+=" -c $setting"
+		SERVER_OPTIONS+=" -c $setting"
 	done
 	quietly as_user "$BIN/initdb" -D "$WORK/data" -U postgres -A trust --no-sync -E UTF8 --locale=C.UTF-8 ||
 		die "initdb failed"
-	quietly as_user "$BIN/pg_ctl" -D "$WORK/data" -l "$WORK/server.log" -o "$options" -w start || {
+	quietly as_user "$BIN/pg_ctl" -D "$WORK/data" -l "$WORK/server.log" -o "$SERVER_OPTIONS" -w start || {
 		cat "$WORK/server.log" >&2
 		die "the server did not start"
 	}
