@@ -147,19 +147,19 @@ COMMENT ON FUNCTION @extschema@.idem_fingerprint(bytea) IS 'SHA-256 of raw bytes
 
 CREATE TABLE idem.scope (
 	id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-	name text COLLATE "C" NOT NULL UNIQUE CHECK (octet_length(name) BETWEEN 1 AND 255),
-	owner regrole NOT NULL DEFAULT quote_ident(CURRENT_USER)::regrole,
+	name text COLLATE "C" NOT NULL UNIQUE CHECK (pg_catalog.octet_length(name) BETWEEN 1 AND 255),
+	owner regrole NOT NULL DEFAULT pg_catalog.quote_ident(CURRENT_USER)::pg_catalog.regrole,
 	operators regrole,
-	retention interval DEFAULT '24 hours' CHECK (retention >= '0' AND isfinite(retention)),
+	retention interval DEFAULT '24 hours' CHECK (retention >= '0' AND pg_catalog.isfinite(retention)),
 	archive text NOT NULL DEFAULT 'key' CHECK (archive IN ('none', 'key', 'full')),
-	archive_retention interval DEFAULT '90 days' CHECK (archive_retention >= '0' AND isfinite(archive_retention)),
-	replay_window interval CHECK (replay_window >= '0' AND isfinite(replay_window)),
-	lease interval CHECK (lease > '0' AND isfinite(lease)),
+	archive_retention interval DEFAULT '90 days' CHECK (archive_retention >= '0' AND pg_catalog.isfinite(archive_retention)),
+	replay_window interval CHECK (replay_window >= '0' AND pg_catalog.isfinite(replay_window)),
+	lease interval CHECK (lease > '0' AND pg_catalog.isfinite(lease)),
 	on_expiry text NOT NULL DEFAULT 'retry' CHECK (on_expiry IN ('retry', 'hold')),
 	max_attempts int CHECK (max_attempts > 0),
-	retry_within interval CHECK (retry_within > '0' AND isfinite(retry_within)),
-	include text[] CHECK (array_ndims(include) = 1 AND array_position(include, NULL) IS NULL),
-	exclude text[] CHECK (array_ndims(exclude) = 1 AND array_position(exclude, NULL) IS NULL),
+	retry_within interval CHECK (retry_within > '0' AND pg_catalog.isfinite(retry_within)),
+	include text[] CHECK (pg_catalog.array_ndims(include) = 1 AND pg_catalog.array_position(include, NULL::text) IS NULL),
+	exclude text[] CHECK (pg_catalog.array_ndims(exclude) = 1 AND pg_catalog.array_position(exclude, NULL::text) IS NULL),
 	keep_request text NOT NULL DEFAULT 'inflight' CHECK (keep_request IN ('never', 'inflight', 'always')),
 	CONSTRAINT scope_replay_window_is_covered CHECK (
 		replay_window IS NULL OR retention IS NULL OR
@@ -386,7 +386,7 @@ CREATE VIEW idem.operation WITH (security_barrier) AS
 				 NULL, status_code, fingerprint, 'archive'
 		  FROM idem.archive) AS k
 	JOIN idem.scope AS s ON s.id = k.scope_id
-	WHERE pg_has_role(s.owner, 'USAGE') OR pg_has_role(s.operators, 'USAGE');
+	WHERE pg_catalog.pg_has_role(s.owner::oid, 'USAGE'::text) OR pg_catalog.pg_has_role(s.operators::oid, 'USAGE'::text);
 COMMENT ON VIEW idem.operation IS 'every key of the scopes that the current user may use, whatever table it is in';
 COMMENT ON COLUMN idem.operation.scope IS 'name of the scope';
 COMMENT ON COLUMN idem.operation.key IS 'the key';
@@ -411,13 +411,13 @@ CREATE VIEW idem.holder AS
 	SELECT l.pid, p.gid, coalesce(a.usename, p.owner) AS role, a.application_name AS application,
 		   coalesce(a.xact_start, p.prepared) AS since, a.state AS session_state,
 		   (l.classid::bigint << 32) | l.objid::bigint AS key_hash
-	FROM pg_locks AS l
-	LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-	LEFT JOIN (pg_prepared_xacts AS p
-		JOIN pg_locks AS x ON x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL)
+	FROM pg_catalog.pg_locks AS l
+	LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
+	LEFT JOIN (pg_catalog.pg_prepared_xacts AS p
+		JOIN pg_catalog.pg_locks AS x ON x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL)
 		ON l.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
 	WHERE l.locktype = 'advisory' AND l.objsubid = 7453 AND l.granted
-	  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database());
+	  AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database());
 COMMENT ON VIEW idem.holder IS 'transaction-scoped claims held right now, from the lock table';
 COMMENT ON COLUMN idem.holder.pid IS 'process of the holder; NULL: a prepared transaction';
 COMMENT ON COLUMN idem.holder.gid IS 'global identifier of a prepared transaction';
@@ -469,19 +469,19 @@ GRANT SELECT ON idem.stat TO pg_monitor;
 
 CREATE VIEW idem.health AS
 	SELECT w.last_started AS last_sweep, w.last_duration AS last_sweep_duration, w.more AS last_sweep_incomplete,
-		   coalesce(clock_timestamp() < w.last_started, false) AS clock_went_back,
-		   EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem launcher') AS worker_runs,
+		   coalesce(pg_catalog.clock_timestamp() < w.last_started, false) AS clock_went_back,
+		   EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE backend_type = 'idem launcher') AS worker_runs,
 		   i.processing, i.oldest_processing, i.lease_over, i.oldest_lease_over,
 		   i.free, i.oldest_free, i.in_doubt, i.oldest_in_doubt,
 		   h.holders, h.oldest_holder,
 		   r.settled_estimate, r.overdue_estimate,
 		   (SELECT array_agg(s.name ORDER BY s.name) FROM idem.scope AS s
-			WHERE NOT EXISTS (SELECT FROM pg_roles WHERE oid = s.owner)
-			   OR s.operators IS NOT NULL AND NOT EXISTS (SELECT FROM pg_roles WHERE oid = s.operators)) AS scopes_without_role
-	FROM (SELECT count(*) FILTER (WHERE state = 'p' AND lease_until > clock_timestamp()) AS processing,
-				 min(created_at) FILTER (WHERE state = 'p' AND lease_until > clock_timestamp()) AS oldest_processing,
-				 count(*) FILTER (WHERE state = 'p' AND lease_until <= clock_timestamp()) AS lease_over,
-				 min(lease_until) FILTER (WHERE state = 'p' AND lease_until <= clock_timestamp()) AS oldest_lease_over,
+			WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.owner)
+			   OR s.operators IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.operators)) AS scopes_without_role
+	FROM (SELECT count(*) FILTER (WHERE state = 'p' AND lease_until > pg_catalog.clock_timestamp()) AS processing,
+				 min(created_at) FILTER (WHERE state = 'p' AND lease_until > pg_catalog.clock_timestamp()) AS oldest_processing,
+				 count(*) FILTER (WHERE state = 'p' AND lease_until <= pg_catalog.clock_timestamp()) AS lease_over,
+				 min(lease_until) FILTER (WHERE state = 'p' AND lease_until <= pg_catalog.clock_timestamp()) AS oldest_lease_over,
 				 count(*) FILTER (WHERE state = 'e') AS free,
 				 min(updated_at) FILTER (WHERE state = 'e') AS oldest_free,
 				 count(*) FILTER (WHERE state = 'u') AS in_doubt,
@@ -490,13 +490,13 @@ CREATE VIEW idem.health AS
 		 (SELECT count(*) AS holders, min(since) AS oldest_holder FROM idem.holder) AS h,
 		 (SELECT greatest(c.reltuples, 0)::bigint AS settled_estimate,
 				 (greatest(c.reltuples, 0) *
-				  (SELECT avg((b < clock_timestamp() - k.kept)::int)
-				   FROM pg_stats AS p, unnest(p.histogram_bounds::text::timestamptz[]) AS b,
+				  (SELECT avg((b < pg_catalog.clock_timestamp() - k.kept)::int)
+				   FROM pg_catalog.pg_stats AS p, pg_catalog.unnest(p.histogram_bounds::text::timestamptz[]) AS b,
 						(SELECT max(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END) AS kept
 						 FROM idem.scope
 						 HAVING count(*) = count(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END)) AS k
 				   WHERE p.schemaname = 'idem' AND p.tablename = 'result' AND p.attname = 'completed_at'))::bigint AS overdue_estimate
-		  FROM pg_class AS c WHERE c.oid = 'idem.result'::regclass) AS r
+		  FROM pg_catalog.pg_class AS c WHERE c.oid = 'idem.result'::regclass) AS r
 		 LEFT JOIN idem.sweep AS w ON true;
 COMMENT ON VIEW idem.health IS 'what an operator alarms on, one row';
 COMMENT ON COLUMN idem.health.last_sweep IS 'when the last sweep began; NULL: there was none';

@@ -387,6 +387,7 @@ typedef struct IdemDecision
 	TimestampTz now;			/* the clock it was decided by */
 	IdemClaim  *claim;			/* this transaction's open claim, or NULL */
 	IdemRow    *row;			/* the row that spoke, or NULL */
+	char		state;			/* of one in idem.inflight, by the clock */
 	IdemRow		result;			/* what the probes found; tuple NULL: nothing */
 	IdemRow		inflight;
 	IdemRow		archive;

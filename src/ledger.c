@@ -201,11 +201,15 @@ check_additions(Relation rel)
 }
 
 static bool
-is_lookup_index(const LedgerTable *table, Form_pg_index index)
+is_lookup_index(const LedgerTable *table, Relation index)
 {
-	return index->indisvalid && index->indnkeyatts == (table->key_column ? 2 : 1) &&
-		index->indkey.values[0] == table->scope_column &&
-		(table->key_column == 0 || index->indkey.values[1] == table->key_column);
+	Form_pg_index form = index->rd_index;
+
+	return form->indisvalid && index->rd_rel->relam == BTREE_AM_OID &&
+		heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) &&
+		form->indnkeyatts == (table->key_column ? 2 : 1) &&
+		form->indkey.values[0] == table->scope_column &&
+		(table->key_column == 0 || form->indkey.values[1] == table->key_column);
 }
 
 /* Finds the index that keys are looked up by; refuses one we could not keep right. */
@@ -222,7 +226,7 @@ check_indexes(LedgerTable *table, Relation rel)
 		Relation	index = index_open(lfirst_oid(cell), AccessShareLock);
 		Form_pg_index form = index->rd_index;
 
-		if (is_lookup_index(table, form) &&
+		if (is_lookup_index(table, index) &&
 			(!OidIsValid(table->lookup_index) || form->indisprimary))
 			table->lookup_index = RelationGetRelid(index);
 		if (table->straight &&
