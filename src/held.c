@@ -73,12 +73,6 @@
 
 #include "idem.h"
 
-/*
- * field4 of the lock tag: what tells a key lock from an advisory lock (1 and
- * 2) in the same lock space. The view idem.holder shows locks by this number.
- */
-#define KEY_LOCK_CLASS		7453
-
 /* open claims by key; lives as long as the backend, empty between transactions */
 #define SH_PREFIX			claims
 #define SH_ELEMENT_TYPE		ClaimsEntry
@@ -129,7 +123,7 @@ static void
 key_lock_tag(const IdemKey *key, LOCKTAG *tag)
 {
 	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId, (uint32) (key->hash >> 32), (uint32) key->hash,
-						 KEY_LOCK_CLASS);
+						 IDEM_KEY_LOCK_CLASS);
 }
 
 /*
@@ -432,6 +426,7 @@ held_xact_callback(XactEvent event, void *arg)
 			/* the claims themselves go with TopTransactionContext */
 			last_claimed = last_settled = NULL;
 			doomed = durable = false;
+			ledger_forget_locks();
 			if (claims && claims->size > CLAIMS_KEPT)
 			{
 				claims_destroy(claims);

@@ -15,9 +15,11 @@
 #include "access/htup.h"
 #include "datatype/timestamp.h"
 #include "fmgr.h"
+#include "storage/block.h"
 #include "storage/itemptr.h"
 #include "storage/lockdefs.h"
 #include "utils/array.h"
+#include "utils/hsearch.h"
 #include "utils/jsonb.h"
 #include "utils/relcache.h"
 
@@ -26,6 +28,7 @@
 /* ---- differences between server versions, all of them ---- */
 
 #if PG_VERSION_NUM < 160000
+#define object_aclcheck(class, object, role, mode)	pg_proc_aclcheck(object, role, mode)
 #define ereturn(context, dummy_value, ...) \
 	do { (void) (context); ereport(ERROR, __VA_ARGS__); return dummy_value; } while (0)
 #define JsonActionResult				void
@@ -99,6 +102,7 @@ extern bool key_equal(const IdemKey *a, const IdemKey *b);
 extern int	key_errdetail(const IdemKey *key);
 extern int64 key_interval(FunctionCallInfo fcinfo, int arg, const char *name);
 extern Datum key_json(Datum document, IdemDocumentType type, bool checked);
+extern void key_hide_document(void *arg);
 
 /* ---- scope.c: the policy of a scope ---- */
 
@@ -122,8 +126,16 @@ typedef struct IdemScope
 	IdemPointers *pointers;		/* include and exclude, or NULL */
 } IdemScope;
 
+/* an entry of what scope_all() returns */
+typedef struct IdemScopeById
+{
+	int32		id;
+	IdemScope	scope;
+} IdemScopeById;
+
 extern void scope_init(void);
 extern const IdemScope *scope_lookup(const text *name);
+extern HTAB *scope_all(void);
 extern const IdemScope *scope_of_key(FunctionCallInfo fcinfo, IdemKey *key);
 extern int64 scope_duration(const Interval *interval);
 extern TimestampTz scope_deadline(TimestampTz start, int64 duration);
@@ -133,6 +145,8 @@ extern bool scope_within_retention(const IdemScope *scope, TimestampTz completed
 extern bool scope_speaks(const IdemScope *scope, TimestampTz completed_at, TimestampTz now);
 extern bool scope_in_doubt(const IdemScope *scope, int32 attempt, TimestampTz created_at,
 						   TimestampTz now);
+extern bool scope_abandoned(const IdemScope *scope, char state, int32 attempt, TimestampTz created_at,
+							TimestampTz lease_until, TimestampTz now);
 
 /* ---- ledger.c: rows ---- */
 
@@ -142,9 +156,10 @@ typedef enum IdemTable
 	IDEM_RESULT,
 	IDEM_INFLIGHT,
 	IDEM_ARCHIVE,
-	IDEM_AUDIT
+	IDEM_AUDIT,
+	IDEM_SWEEP
 } IdemTable;
-#define IDEM_TABLES				(IDEM_AUDIT + 1)
+#define IDEM_TABLES				(IDEM_SWEEP + 1)
 
 /* columns by attribute number; ledger.c checks that the tables agree */
 typedef enum IdemScopeColumn
@@ -182,6 +197,14 @@ typedef enum IdemAuditColumn
 	Anum_audit_old, Anum_audit_new
 } IdemAuditColumn;
 
+typedef enum IdemSweepColumn
+{
+	Anum_sweep_last_started = 1, Anum_sweep_last_duration, Anum_sweep_reclaimed,
+	Anum_sweep_held, Anum_sweep_archived, Anum_sweep_purged, Anum_sweep_more,
+	Anum_sweep_result_hand, Anum_sweep_archive_hand, Anum_sweep_inflight_hand,
+	Anum_sweep_audit_hand, Anum_sweep_only_row
+} IdemSweepColumn;
+
 #define IDEM_RESULT_COLUMNS		Anum_result_request
 #define IDEM_MAX_COLUMNS		15
 
@@ -198,6 +221,7 @@ typedef struct IdemRow
 	IdemTable	table;
 	HeapTuple	tuple;			/* a copy; NULL: the table has no row of the key */
 	TransactionId busy;			/* another transaction that is writing or deleting it */
+	bool		committed;		/* if busy: it is there already, about to be changed or deleted */
 	bool		own;			/* written by this transaction */
 	bool		visible;		/* to the transaction's snapshot, where it keeps one */
 	Datum		values[IDEM_MAX_COLUMNS];
@@ -234,20 +258,29 @@ typedef struct IdemSettlement
 } IdemSettlement;
 
 typedef void (*IdemRowCallback) (const IdemRow *row, void *arg);
+typedef bool (*IdemWalkCallback) (const IdemRow *row, void *arg);	/* false: stop after this block */
 
 extern void ledger_init(void);
 extern void ledger_open(IdemTable table);
+extern void ledger_forget_locks(void);
 extern Oid	ledger_scope_relid(void);
 extern void ledger_probe(IdemTable table, const IdemKey *key, IdemRow *row);
 extern void ledger_insert(IdemTable table, const Datum *values, const bool *nulls);
 extern void ledger_update(const IdemRow *row, const Datum *values, const bool *nulls);
 extern void ledger_delete(const IdemRow *row);
 extern void ledger_delete_key(IdemTable table, const IdemKey *key);
+extern void ledger_set_state(const IdemRow *row, char state, TimestampTz lease_until, TimestampTz now);
+extern void ledger_strip(const IdemRow *row);
 extern void ledger_settle(const IdemKey *key, const IdemSettlement *settlement,
 						  const IdemPayload *payload, TimestampTz now);
 extern void ledger_wait(const IdemRow *row);
 extern void ledger_each(IdemTable table, int32 scope_id, IdemRowCallback callback, void *arg);
+extern BlockNumber ledger_walk(IdemTable table, BlockNumber start, BlockNumber blocks,
+							   IdemWalkCallback callback, void *arg);
+extern BlockNumber ledger_blocks(IdemTable table);
+extern bool ledger_unchanged(const IdemRow *row);
 extern bool ledger_read_scope(const text *name, IdemRow *row);
+extern bool ledger_read_sweep(IdemRow *row);
 extern bool ledger_scope_in_use(IdemTable table, int32 scope_id);
 extern void ledger_audit(const char *event, int32 scope_id, const char *scope, const IdemKey *key,
 						 const IdemDigest *fingerprint, Jsonb *old_value, Jsonb *new_value);
@@ -256,6 +289,12 @@ extern const char *ledger_state_name(char state);
 extern const IdemDigest *ledger_fingerprint(const IdemRow *row);
 
 /* ---- held.c: the key lock, and the claims this transaction holds ---- */
+
+/*
+ * field4 of the lock tag: what tells a key lock from an advisory lock (1 and
+ * 2) in the same lock space. The view idem.holder shows locks by this number.
+ */
+#define IDEM_KEY_LOCK_CLASS		7453
 
 /* A transaction-scoped claim: no row yet, or rows that no longer speak. */
 typedef struct IdemClaim
@@ -370,5 +409,22 @@ extern Datum decide_answer_datum(FunctionCallInfo fcinfo, const Datum *values, c
 
 extern void settle_read_payload(FunctionCallInfo fcinfo, IdemDocumentType type, int response_arg,
 								int status_arg, IdemPayload *payload);
+extern void settle_handled(const IdemKey *key, const IdemPayload *payload);
+
+/* ---- sweep.c ---- */
+
+/* as IDEM_KEY_LOCK_CLASS: the lock that keeps a database's sweeps apart */
+#define IDEM_SWEEP_LOCK_CLASS	7454
+
+typedef struct IdemSweepCounts
+{
+	int64		reclaimed;		/* leases that were over, free again */
+	int64		held;			/* leases that were over, in doubt */
+	int64		archived;		/* settled keys stripped or moved */
+	int64		purged;			/* rows removed */
+	bool		more;			/* there is work left */
+} IdemSweepCounts;
+
+extern void sweep_run(int64 max_rows, bool paced, IdemSweepCounts *counts);
 
 #endif							/* IDEM_H */

@@ -18,7 +18,10 @@
  * transaction, and if one is, the key is that transaction's.
  *
  * Locks on the tables stay to the end of the transaction. RowExclusiveLock is
- * taken for reading too: deleting a scope waits for it (scope.c).
+ * taken for reading too: deleting a scope waits for it (scope.c). It also
+ * keeps the table's indexes: whoever drops or rebuilds one, concurrently or
+ * not, waits for the transactions that have a lock on the table. So indexes
+ * are opened without a lock of their own.
  *
  *-------------------------------------------------------------------------
  */
@@ -27,6 +30,7 @@
 #include "access/genam.h"
 #include "access/heapam.h"
 #include "access/htup_details.h"
+#include "access/multixact.h"
 #include "access/relation.h"
 #include "access/stratnum.h"
 #include "access/table.h"
@@ -43,7 +47,10 @@
 #include "executor/executor.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
+#include "storage/procarray.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
@@ -93,6 +100,13 @@ static const LedgerColumn audit_columns[] = {
 	{"old", JSONBOID}, {"new", JSONBOID}
 };
 
+static const LedgerColumn sweep_columns[] = {
+	{"last_started", TIMESTAMPTZOID}, {"last_duration", INTERVALOID}, {"reclaimed", INT8OID},
+	{"held", INT8OID}, {"archived", INT8OID}, {"purged", INT8OID}, {"more", BOOLOID},
+	{"result_hand", INT8OID}, {"archive_hand", INT8OID}, {"inflight_hand", INT8OID},
+	{"audit_hand", INT8OID}, {"only_row", BOOLOID}
+};
+
 typedef struct LedgerTable
 {
 	const char *name;
@@ -100,10 +114,12 @@ typedef struct LedgerTable
 	int			natts;
 	int			scope_column;	/* first column of the index we look rows up by */
 	int			key_column;		/* second one, or 0 */
+	Oid			equal;			/* of the first one's type */
 	bool		straight;		/* written by this file alone */
 
 	/* what the last check found; forgotten on invalidation */
 	bool		checked;
+	SubTransactionId locked_in; /* the subtransaction that last took row_lock() */
 	Oid			relid;
 	Oid			lookup_index;
 	bool		one_index;		/* and there is no other */
@@ -112,11 +128,12 @@ typedef struct LedgerTable
 } LedgerTable;
 
 static LedgerTable tables[IDEM_TABLES] = {
-	[IDEM_SCOPE] = {"scope", scope_columns, lengthof(scope_columns), Anum_scope_name, 0, false},
-	[IDEM_RESULT] = {"result", result_columns, IDEM_RESULT_COLUMNS, Anum_result_scope_id, Anum_result_key, true},
-	[IDEM_INFLIGHT] = {"inflight", inflight_columns, lengthof(inflight_columns), Anum_inflight_scope_id, Anum_inflight_key, true},
-	[IDEM_ARCHIVE] = {"archive", result_columns, lengthof(result_columns), Anum_result_scope_id, Anum_result_key, true},
-	[IDEM_AUDIT] = {"audit", audit_columns, lengthof(audit_columns), Anum_audit_scope_id, Anum_audit_key, true},
+	[IDEM_SCOPE] = {"scope", scope_columns, lengthof(scope_columns), Anum_scope_name, 0, F_TEXTEQ, false},
+	[IDEM_RESULT] = {"result", result_columns, IDEM_RESULT_COLUMNS, Anum_result_scope_id, Anum_result_key, F_INT4EQ, true},
+	[IDEM_INFLIGHT] = {"inflight", inflight_columns, lengthof(inflight_columns), Anum_inflight_scope_id, Anum_inflight_key, F_INT4EQ, true},
+	[IDEM_ARCHIVE] = {"archive", result_columns, lengthof(result_columns), Anum_result_scope_id, Anum_result_key, F_INT4EQ, true},
+	[IDEM_AUDIT] = {"audit", audit_columns, lengthof(audit_columns), Anum_audit_scope_id, Anum_audit_key, F_INT4EQ, true},
+	[IDEM_SWEEP] = {"sweep", sweep_columns, lengthof(sweep_columns), Anum_sweep_only_row, 0, F_BOOLEQ, true},
 };
 
 /* ---- opening a table ---- */
@@ -242,14 +259,30 @@ set_scan_keys(LedgerTable *table)
 {
 	MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
 
-	if (table->key_column == 0)
-		ScanKeyInit(&table->scan_keys[0], table->scope_column, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
-	else
-	{
-		ScanKeyInit(&table->scan_keys[0], table->scope_column, BTEqualStrategyNumber, F_INT4EQ, (Datum) 0);
+	ScanKeyInit(&table->scan_keys[0], table->scope_column, BTEqualStrategyNumber, table->equal, (Datum) 0);
+	if (table->key_column != 0)
 		ScanKeyInit(&table->scan_keys[1], table->key_column, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
-	}
 	MemoryContextSwitchTo(caller);
+}
+
+/* Raises if the table is not fit; it is not "checked" then. */
+static void
+check_table(LedgerTable *table, Relation rel)
+{
+	PG_TRY();
+	{
+		check_columns(table, rel);
+		if (table->straight)
+			check_additions(rel);
+		check_indexes(table, rel);
+		set_scan_keys(table);
+	}
+	PG_CATCH();
+	{
+		table->checked = false;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
 }
 
 static Oid
@@ -266,49 +299,81 @@ find_table(const LedgerTable *table)
 	return relid;
 }
 
-/* Opens a table, checked. Close it with NoLock. */
+/* The lock that reading and writing rows takes; it stays. */
+static LOCKMODE
+row_lock(void)
+{
+	return RecoveryInProgress() ? AccessShareLock : RowExclusiveLock;
+}
+
+/* The relation, pinned; what else relation_open() does beside locking it. */
+static Relation
+pin_relation(Oid relid)
+{
+	Relation	rel = RelationIdGetRelation(relid);
+
+	if (rel == NULL)
+		elog(ERROR, "could not open relation with OID %u", relid);
+	pgstat_init_relation(rel);
+	return rel;
+}
+
+/*
+ * Locks and opens a table, checked. Taking the lock accepts invalidations, so
+ * that a table still "checked" after it is there and as it was. A lock that
+ * the current subtransaction has taken is still held, and need not be asked
+ * for again.
+ */
 static Relation
 open_table(IdemTable which, LOCKMODE mode)
 {
 	LedgerTable *table = &tables[which];
+	SubTransactionId subid = GetCurrentSubTransactionId();
 
-	if (RecoveryInProgress())
-		mode = AccessShareLock;
 	for (;;)
 	{
 		Relation	rel;
 
-		if (!table->checked)
-			table->relid = find_table(table);
-		rel = try_relation_open(table->relid, mode);
-		if (rel == NULL)
+		if (table->checked)
 		{
-			/* dropped meanwhile; the lock told us, find_table() complains */
-			table->checked = false;
-			CHECK_FOR_INTERRUPTS();
-			continue;
+			if (table->locked_in == subid && mode == row_lock())
+				return pin_relation(table->relid);
+			LockRelationOid(table->relid, mode);
+			if (table->checked)
+			{
+				if (mode == row_lock())
+					table->locked_in = subid;
+				return pin_relation(table->relid);
+			}
+			UnlockRelationOid(table->relid, mode);
 		}
-		if (table->checked)
-			return rel;
+		table->locked_in = InvalidSubTransactionId;
+		table->relid = find_table(table);
+		rel = try_relation_open(table->relid, mode);
+		CHECK_FOR_INTERRUPTS();
+		if (rel == NULL)
+			continue;			/* dropped meanwhile: find_table() complains */
 
-		/* opening indexes may invalidate it anew: then the next open checks again */
+		/* opening indexes may invalidate it anew: then it is checked again */
 		table->checked = true;
-		check_columns(table, rel);
-		if (table->straight)
-			check_additions(rel);
-		check_indexes(table, rel);
-		set_scan_keys(table);
-		if (table->checked)
-			return rel;
+		check_table(table, rel);
 		relation_close(rel, NoLock);
 	}
+}
+
+/* At the end of a transaction, whose locks go. */
+void
+ledger_forget_locks(void)
+{
+	for (int i = 0; i < IDEM_TABLES; i++)
+		tables[i].locked_in = InvalidSubTransactionId;
 }
 
 /* Locks a table for the rest of the transaction, and accepts invalidations. */
 void
 ledger_open(IdemTable table)
 {
-	relation_close(open_table(table, RowExclusiveLock), NoLock);
+	relation_close(open_table(table, row_lock()), NoLock);
 }
 
 /* The OID of idem.scope, if it was opened since it last changed. */
@@ -320,17 +385,74 @@ ledger_scope_relid(void)
 
 /* ---- reading ---- */
 
-/* Copies a tuple that a scan is at. */
-static void
-copy_row(IdemTable which, SysScanDesc scan, HeapTuple tuple, IdemRow *row)
+/* A scan for the rows with a key (two columns), of a scope (one), or all (none). */
+typedef struct LedgerScan
 {
-	row->table = which;
+	IdemTable	table;
+	Relation	rel;
+	Relation	index;
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+} LedgerScan;
+
+static void
+begin_scan(LedgerScan *scan, IdemTable which, LOCKMODE mode, Snapshot snapshot,
+		   int count, Datum scope, Datum key)
+{
+	LedgerTable *table = &tables[which];
+	ScanKeyData scan_keys[2];
+
+	scan->table = which;
+	scan->rel = open_table(which, mode);
+	scan->index = pin_relation(table->lookup_index);
+	scan->slot = NULL;
+	for (int i = 0; i < count; i++)
+	{
+		scan_keys[i] = table->scan_keys[i];
+		scan_keys[i].sk_attno = i + 1;
+	}
+	scan_keys[0].sk_argument = scope;
+	scan_keys[1].sk_argument = key;
+	scan->scan = index_beginscan(scan->rel, scan->index, snapshot, count, 0);
+	index_rescan(scan->scan, scan_keys, count, NULL, 0);
+}
+
+/* The next row, good until the next call; or NULL. */
+static HeapTuple
+next_row(LedgerScan *scan)
+{
+	while (index_getnext_tid(scan->scan, ForwardScanDirection) != NULL)
+	{
+		if (scan->slot == NULL)
+			scan->slot = table_slot_create(scan->rel, NULL);
+		if (index_fetch_heap(scan->scan, scan->slot))
+			return ExecFetchSlotHeapTuple(scan->slot, false, NULL);
+	}
+	return NULL;
+}
+
+static void
+end_scan(LedgerScan *scan)
+{
+	index_endscan(scan->scan);
+	if (scan->slot)
+		ExecDropSingleTupleTableSlot(scan->slot);
+	RelationClose(scan->index);
+	relation_close(scan->rel, NoLock);
+}
+
+/* Copies the row that a scan is at. */
+static void
+copy_row(const LedgerScan *scan, HeapTuple tuple, IdemRow *row)
+{
+	row->table = scan->table;
 	row->busy = InvalidTransactionId;
+	row->committed = true;
 	row->own = TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data));
 	row->visible = row->own || !IsolationUsesXactSnapshot() ||
-		table_tuple_satisfies_snapshot(scan->heap_rel, scan->slot, GetTransactionSnapshot());
+		table_tuple_satisfies_snapshot(scan->rel, scan->slot, GetTransactionSnapshot());
 	row->tuple = heap_copytuple(tuple);
-	heap_deform_tuple(row->tuple, RelationGetDescr(scan->heap_rel), row->values, row->nulls);
+	heap_deform_tuple(row->tuple, RelationGetDescr(scan->rel), row->values, row->nulls);
 }
 
 /*
@@ -340,89 +462,178 @@ copy_row(IdemTable which, SysScanDesc scan, HeapTuple tuple, IdemRow *row)
 void
 ledger_probe(IdemTable which, const IdemKey *key, IdemRow *row)
 {
-	LedgerTable *table = &tables[which];
-	Relation	rel = open_table(which, RowExclusiveLock);
 	SnapshotData dirty;
-	ScanKeyData scan_keys[2];
-	SysScanDesc scan;
+	LedgerScan	scan;
 	HeapTuple	tuple;
 
-	memcpy(scan_keys, table->scan_keys, sizeof(scan_keys));
-	scan_keys[0].sk_argument = Int32GetDatum(key->scope_id);
-	scan_keys[1].sk_argument = PointerGetDatum(key->value);
-
 	InitDirtySnapshot(dirty);
-	scan = systable_beginscan(rel, table->lookup_index, true, &dirty, 2, scan_keys);
-	tuple = systable_getnext(scan);
+	begin_scan(&scan, which, row_lock(), &dirty, 2,
+			   Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
+	tuple = next_row(&scan);
 	if (tuple == NULL)
 		row->tuple = NULL;
 	else
 	{
 		/* a row that is not busy is the only one; a busy one is as good as any */
-		copy_row(which, scan, tuple, row);
-		row->busy = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
+		TransactionId busy = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
+
+		bool		committed = !TransactionIdIsValid(dirty.xmin);
+
+		copy_row(&scan, tuple, row);
+		row->busy = busy;
+		row->committed = committed;
 	}
-	systable_endscan(scan);
-	relation_close(rel, NoLock);
+	end_scan(&scan);
 }
 
 /* Waits for the transaction that is writing or deleting a row. Never under the key lock. */
 void
 ledger_wait(const IdemRow *row)
 {
-	Relation	rel = open_table(row->table, RowExclusiveLock);
+	Relation	rel = open_table(row->table, row_lock());
 
 	XactLockTableWait(row->busy, rel, &row->tuple->t_self, XLTW_InsertIndexUnique);
 	relation_close(rel, NoLock);
 }
 
-/* Calls back for each committed or own row of a scope, copied. */
+/* Calls back for each committed or own row of a scope (of idem.scope: all rows), copied. */
 void
 ledger_each(IdemTable which, int32 scope_id, IdemRowCallback callback, void *arg)
 {
-	LedgerTable *table = &tables[which];
-	Relation	rel = open_table(which, RowExclusiveLock);
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	ScanKeyData scan_key = table->scan_keys[0];
-	SysScanDesc scan;
+	LedgerScan	scan;
 	HeapTuple	tuple;
 
-	scan_key.sk_argument = Int32GetDatum(scope_id);
-	scan = systable_beginscan(rel, table->lookup_index, true, snapshot, 1, &scan_key);
-	while ((tuple = systable_getnext(scan)) != NULL)
+	begin_scan(&scan, which, row_lock(), snapshot, which == IDEM_SCOPE ? 0 : 1,
+			   Int32GetDatum(scope_id), (Datum) 0);
+	while ((tuple = next_row(&scan)) != NULL)
 	{
 		IdemRow		row;
 
 		CHECK_FOR_INTERRUPTS();
-		copy_row(which, scan, tuple, &row);
+		copy_row(&scan, tuple, &row);
 		callback(&row, arg);
 		heap_freetuple(row.tuple);
 	}
-	systable_endscan(scan);
+	end_scan(&scan);
 	UnregisterSnapshot(snapshot);
-	relation_close(rel, NoLock);
 }
 
-/* Reads the contract of a scope as it is now, whatever the transaction's snapshot. */
+/* The size of a table. */
+BlockNumber
+ledger_blocks(IdemTable which)
+{
+	Relation	rel = open_table(which, row_lock());
+	BlockNumber result = RelationGetNumberOfBlocks(rel);
+
+	relation_close(rel, NoLock);
+	return result;
+}
+
+/*
+ * Calls back for each committed or own row in some blocks of a table, until
+ * the callback has had enough. The row is good for the call only. Returns the
+ * block to go on at, 0 at the end of the table.
+ */
+BlockNumber
+ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCallback callback, void *arg)
+{
+	Relation	rel = open_table(which, row_lock());
+	BlockNumber size = RelationGetNumberOfBlocks(rel);
+	BlockNumber end = Min((uint64) size, (uint64) start + blocks);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	TableScanDesc scan;
+	ItemPointerData first,
+				last;
+	BlockNumber stop = InvalidBlockNumber;
+
+	if (start >= end)
+		start = end = 0;
+	ItemPointerSet(&first, start, FirstOffsetNumber);
+	ItemPointerSet(&last, end > 0 ? end - 1 : 0, MaxOffsetNumber);
+	scan = table_beginscan_tidrange(rel, snapshot, &first, &last);
+	while (end > 0 && table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
+	{
+		BlockNumber block = ItemPointerGetBlockNumber(&slot->tts_tid);
+		IdemRow		row = {.table = which, .committed = true, .visible = true};
+
+		CHECK_FOR_INTERRUPTS();
+		if (stop != InvalidBlockNumber && block != stop)
+		{
+			end = block;
+			break;
+		}
+		row.tuple = ExecFetchSlotHeapTuple(slot, false, NULL);
+		heap_deform_tuple(row.tuple, RelationGetDescr(rel), row.values, row.nulls);
+		if (!callback(&row, arg))
+			stop = block;
+	}
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(snapshot);
+	relation_close(rel, NoLock);
+	return end >= size ? 0 : end;
+}
+
+/*
+ * Is a row that was read before the key lock was taken still the row of its
+ * key, nobody writing or locking it?
+ */
+bool
+ledger_unchanged(const IdemRow *row)
+{
+	Relation	rel = open_table(row->table, row_lock());
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	SnapshotData dirty;
+	bool		result;
+
+	InitDirtySnapshot(dirty);
+	result = table_tuple_fetch_row_version(rel, &row->tuple->t_self, &dirty, slot) &&
+		!TransactionIdIsValid(dirty.xmin) && !TransactionIdIsValid(dirty.xmax);
+	if (result)
+	{
+		HeapTupleHeader header = ExecFetchSlotHeapTuple(slot, false, NULL)->t_data;
+		TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
+
+		if (!(header->t_infomask & HEAP_XMAX_INVALID))
+			result = (header->t_infomask & HEAP_XMAX_IS_MULTI) ? !MultiXactIdIsRunning(xmax, true) :
+				TransactionIdIsCurrentTransactionId(xmax) || !TransactionIdIsInProgress(xmax);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	relation_close(rel, NoLock);
+	return result;
+}
+
+/* Reads the first row with that value as it is now, whatever the transaction's snapshot. */
+static bool
+read_latest(IdemTable which, LOCKMODE mode, Datum value, IdemRow *row)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	LedgerScan	scan;
+	HeapTuple	tuple;
+
+	begin_scan(&scan, which, mode, snapshot, 1, value, (Datum) 0);
+	tuple = next_row(&scan);
+	if (tuple != NULL)
+		copy_row(&scan, tuple, row);
+	end_scan(&scan);
+	UnregisterSnapshot(snapshot);
+	return tuple != NULL;
+}
+
+/* Reads the one row of idem.sweep; false: no sweep has been there yet. */
+bool
+ledger_read_sweep(IdemRow *row)
+{
+	return read_latest(IDEM_SWEEP, row_lock(), BoolGetDatum(true), row);
+}
+
+/* Reads the contract of a scope; false: there is none. */
 bool
 ledger_read_scope(const text *name, IdemRow *row)
 {
-	LedgerTable *table = &tables[IDEM_SCOPE];
-	Relation	rel = open_table(IDEM_SCOPE, AccessShareLock);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	ScanKeyData scan_key = table->scan_keys[0];
-	SysScanDesc scan;
-	HeapTuple	tuple;
-
-	scan_key.sk_argument = PointerGetDatum(name);
-	scan = systable_beginscan(rel, table->lookup_index, true, snapshot, 1, &scan_key);
-	tuple = systable_getnext(scan);
-	if (tuple != NULL)
-		copy_row(IDEM_SCOPE, scan, tuple, row);
-	systable_endscan(scan);
-	UnregisterSnapshot(snapshot);
-	relation_close(rel, AccessShareLock);
-	return tuple != NULL;
+	return read_latest(IDEM_SCOPE, AccessShareLock, PointerGetDatum(name), row);
 }
 
 /*
@@ -432,23 +643,25 @@ ledger_read_scope(const text *name, IdemRow *row)
 bool
 ledger_scope_in_use(IdemTable which, int32 scope_id)
 {
-	LedgerTable *table = &tables[which];
-	Relation	rel = open_table(which, ShareLock);
-	ScanKeyData scan_key = table->scan_keys[0];
 	SnapshotData dirty;
-	SysScanDesc scan;
+	LedgerScan	scan;
 	bool		result;
 
-	scan_key.sk_argument = Int32GetDatum(scope_id);
 	InitDirtySnapshot(dirty);
-	scan = systable_beginscan(rel, table->lookup_index, true, &dirty, 1, &scan_key);
-	result = systable_getnext(scan) != NULL;
-	systable_endscan(scan);
-	relation_close(rel, NoLock);
+	begin_scan(&scan, which, ShareLock, &dirty, 1, Int32GetDatum(scope_id), (Datum) 0);
+	result = next_row(&scan) != NULL;
+	end_scan(&scan);
 	return result;
 }
 
 /* ---- writing ---- */
+
+static void
+set_value(Datum *values, bool *nulls, int column, Datum value, bool isnull)
+{
+	values[column - 1] = value;
+	nulls[column - 1] = isnull;
+}
 
 /* Adds a row, with values in the order of the table's columns. */
 void
@@ -461,15 +674,16 @@ ledger_insert(IdemTable which, const Datum *values, const bool *nulls)
 
 	if (table->one_index)
 	{
-		Relation	index = index_open(table->lookup_index, RowExclusiveLock);
-		Datum		index_values[2] = {values[table->scope_column - 1], values[table->key_column - 1]};
-		bool		index_nulls[2] = {nulls[table->scope_column - 1], nulls[table->key_column - 1]};
+		Relation	index = pin_relation(table->lookup_index);
+		int			second = table->key_column ? table->key_column : table->scope_column;
+		Datum		index_values[2] = {values[table->scope_column - 1], values[second - 1]};
+		bool		index_nulls[2] = {nulls[table->scope_column - 1], nulls[second - 1]};
 
 		simple_heap_insert(rel, tuple);
 		index_insert(index, index_values, index_nulls, &tuple->t_self, rel,
 					 index->rd_index->indisunique ? UNIQUE_CHECK_YES : UNIQUE_CHECK_NO,
 					 false, table->index_info);
-		index_close(index, NoLock);
+		RelationClose(index);
 	}
 	else
 	{
@@ -509,6 +723,38 @@ ledger_delete(const IdemRow *row)
 	relation_close(rel, NoLock);
 }
 
+/* Changes state and deadline of a row of idem.inflight. */
+void
+ledger_set_state(const IdemRow *row, char state, TimestampTz lease_until, TimestampTz now)
+{
+	Datum		v[IDEM_MAX_COLUMNS];
+	bool		n[IDEM_MAX_COLUMNS];
+
+	memcpy(v, row->values, sizeof(v));
+	memcpy(n, row->nulls, sizeof(n));
+	set_value(v, n, Anum_inflight_state, CharGetDatum(state), false);
+	set_value(v, n, Anum_inflight_lease_until, TimestampTzGetDatum(lease_until), false);
+	set_value(v, n, Anum_inflight_updated_at, TimestampTzGetDatum(now), false);
+	ledger_update(row, v, n);
+	CommandCounterIncrement();
+}
+
+/* Takes the data out of the row of a settled key. */
+void
+ledger_strip(const IdemRow *row)
+{
+	Datum		v[IDEM_MAX_COLUMNS];
+	bool		n[IDEM_MAX_COLUMNS];
+
+	memcpy(v, row->values, sizeof(v));
+	memcpy(n, row->nulls, sizeof(n));
+	set_value(v, n, Anum_result_headers, (Datum) 0, true);
+	set_value(v, n, Anum_result_response, (Datum) 0, true);
+	set_value(v, n, Anum_result_body, (Datum) 0, true);
+	set_value(v, n, Anum_result_request, (Datum) 0, true);
+	ledger_update(row, v, n);
+}
+
 /* Deletes the row of a key that the caller, holding the key lock, has seen there. */
 void
 ledger_delete_key(IdemTable table, const IdemKey *key)
@@ -518,13 +764,6 @@ ledger_delete_key(IdemTable table, const IdemKey *key)
 	ledger_probe(table, key, &row);
 	if (row.tuple != NULL)
 		ledger_delete(&row);
-}
-
-static void
-set_value(Datum *values, bool *nulls, int column, Datum value, bool isnull)
-{
-	values[column - 1] = value;
-	nulls[column - 1] = isnull;
 }
 
 /* Writes the row of a settled key. */
@@ -580,22 +819,17 @@ ledger_audit(const char *event, int32 scope_id, const char *scope, const IdemKey
 bool
 ledger_audited(const char *event, const IdemKey *key, const IdemDigest *fingerprint)
 {
-	LedgerTable *table = &tables[IDEM_AUDIT];
-	Relation	rel = open_table(IDEM_AUDIT, RowExclusiveLock);
-	TupleDesc	desc = RelationGetDescr(rel);
-	ScanKeyData scan_keys[2];
 	SnapshotData dirty;
-	SysScanDesc scan;
+	LedgerScan	scan;
 	HeapTuple	tuple;
 	bool		found = false;
 
-	memcpy(scan_keys, table->scan_keys, sizeof(scan_keys));
-	scan_keys[0].sk_argument = Int32GetDatum(key->scope_id);
-	scan_keys[1].sk_argument = PointerGetDatum(key->value);
 	InitDirtySnapshot(dirty);
-	scan = systable_beginscan(rel, table->lookup_index, true, &dirty, 2, scan_keys);
-	while (!found && (tuple = systable_getnext(scan)) != NULL)
+	begin_scan(&scan, IDEM_AUDIT, row_lock(), &dirty, 2,
+			   Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
+	while (!found && (tuple = next_row(&scan)) != NULL)
 	{
+		TupleDesc	desc = RelationGetDescr(scan.rel);
 		bool		isnull;
 		Datum		noted = heap_getattr(tuple, Anum_audit_fingerprint, desc, &isnull);
 
@@ -605,8 +839,7 @@ ledger_audited(const char *event, const IdemKey *key, const IdemDigest *fingerpr
 		noted = heap_getattr(tuple, Anum_audit_event, desc, &isnull);
 		found = strcmp(TextDatumGetCString(noted), event) == 0;
 	}
-	systable_endscan(scan);
-	relation_close(rel, NoLock);
+	end_scan(&scan);
 	return found;
 }
 

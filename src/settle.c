@@ -147,6 +147,16 @@ settle_claim(const Holder *holder, char verdict, const IdemPayload *payload)
 	held_settle(claim, verdict);
 }
 
+/* Settles the claim that idem_call() made, unless its handler has done so. */
+void
+settle_handled(const IdemKey *key, const IdemPayload *payload)
+{
+	Holder		holder = {.key = *key, .claim = held_find(key)};
+
+	if (holder.claim && !holder.claim->settled)
+		settle_claim(&holder, IDEM_SUCCEEDED, payload);
+}
+
 /* Without a token: only what this transaction has settled already can be settled again. */
 static void
 settle_again(const Holder *holder, char verdict)
