@@ -405,7 +405,9 @@ CREATE VIEW idem.holder AS
 		   (l.classid::bigint << 32) | l.objid::bigint AS key_hash
 	FROM pg_locks AS l
 	LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-	LEFT JOIN pg_prepared_xacts AS p ON l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction::text
+	LEFT JOIN (pg_prepared_xacts AS p
+		JOIN pg_locks AS x ON x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL)
+		ON l.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
 	WHERE l.locktype = 'advisory' AND l.objsubid = 7453 AND l.granted
 	  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database());
 COMMENT ON VIEW idem.holder IS 'transaction-scoped claims held right now, from the lock table';

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * claim.c
- *		Entry points that adjudicate a key: claim, once.
+ *		Entry points that adjudicate a key: claim, once, call.
  *
  * The answer to whether the caller may execute is decided under the key lock
  * (held.c) by the decision table (decide.c). What is here is how the lock is
@@ -19,10 +19,23 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
 #include "miscadmin.h"
+#include "nodes/makefuncs.h"
 #include "tcop/utility.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/fmgrprotos.h"
+#include "utils/lsyscache.h"
+#include "utils/regproc.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "idem.h"
@@ -33,6 +46,9 @@ PG_FUNCTION_INFO_V1(idem_claim_jsonb);
 PG_FUNCTION_INFO_V1(idem_once);
 PG_FUNCTION_INFO_V1(idem_once_json);
 PG_FUNCTION_INFO_V1(idem_once_jsonb);
+PG_FUNCTION_INFO_V1(idem_call);
+PG_FUNCTION_INFO_V1(idem_call_json);
+PG_FUNCTION_INFO_V1(idem_call_jsonb);
 
 #define WAIT_UNBOUNDED			(-1)
 
@@ -99,8 +115,8 @@ refuse_read_only(const char *function)
 }
 
 /*
- * Reads scope, key (arguments 0 and 1), request (2) and fingerprint; checks
- * that the caller may claim. lease is the caller's to set.
+ * Reads scope, key (arguments 0 and 1), request (2) and, where there is such
+ * an argument, fingerprint; checks that the caller may claim.
  */
 static void
 read_question(FunctionCallInfo fcinfo, IdemDocumentType type, int fingerprint_arg,
@@ -113,7 +129,7 @@ read_question(FunctionCallInfo fcinfo, IdemDocumentType type, int fingerprint_ar
 	question->claimant = NULL;
 	question->request = (Datum) 0;
 
-	if (!PG_ARGISNULL(fingerprint_arg))
+	if (fingerprint_arg >= 0 && !PG_ARGISNULL(fingerprint_arg))
 	{
 		if (!PG_ARGISNULL(2))
 			ereport(ERROR,
@@ -234,8 +250,14 @@ settle_at_once(const IdemQuestion *question, IdemDecision *d, IdemDocumentType t
 		settlement.fingerprint = &question->fingerprint;
 	else if (d->line == IDEM_LINE_TAKEOVER)
 		settlement.fingerprint = ledger_fingerprint(&d->inflight);
-	if (question->scope->keep_request == 'a' && question->request)
-		settlement.request = key_json(question->request, type, true);
+	if (question->scope->keep_request == 'a')
+	{
+		/* a takeover keeps what the first holder was asked to do */
+		if (d->line == IDEM_LINE_TAKEOVER && !ROW_IS_NULL(&d->inflight, Anum_inflight_request))
+			settlement.request = PointerGetDatum(PG_DETOAST_DATUM(ROW_VALUE(&d->inflight, Anum_inflight_request)));
+		else if (question->request)
+			settlement.request = key_json(question->request, type, true);
+	}
 
 	if (d->result.tuple)
 		ledger_delete(&d->result);
@@ -313,62 +335,183 @@ idem_once_jsonb(PG_FUNCTION_ARGS)
 	return once(fcinfo, IDEM_DOCUMENT_JSONB);
 }
 
-/* ---- not there yet ---- */
+/* ---- call ---- */
 
-PG_FUNCTION_INFO_V1(idem_call);
-PG_FUNCTION_INFO_V1(idem_call_json);
-PG_FUNCTION_INFO_V1(idem_call_jsonb);
-PG_FUNCTION_INFO_V1(idem_explain);
-PG_FUNCTION_INFO_V1(idem_explain_json);
-PG_FUNCTION_INFO_V1(idem_explain_jsonb);
-PG_FUNCTION_INFO_V1(idem_sweep);
+/* A function that idem_call() may run. */
+typedef struct Handler
+{
+	FmgrInfo	flinfo;
+	Oid			argument;		/* text, json or jsonb */
+	Oid			result;
+} Handler;
 
-static Datum
-not_yet(const char *function)
+static void
+unfit_handler(Oid oid, const char *detail)
 {
 	ereport(ERROR,
-			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-			 errmsg("%s is not implemented yet", function)));
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("function %s cannot be a handler", format_procedure(oid)),
+			 errdetail("%s", detail)));
 }
 
+/* Looks the handler up, as the caller may run it; 42883, 42501, 22023. */
+static void
+read_handler(FunctionCallInfo fcinfo, int arg, Handler *handler)
+{
+	Oid			oid = PG_ARGISNULL(arg) ? InvalidOid : PG_GETARG_OID(arg);
+	HeapTuple	tuple;
+	Form_pg_proc proc;
+	AclResult	acl;
+
+	if (PG_ARGISNULL(arg))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("handler must not be null")));
+	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(oid));
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function with OID %u does not exist", oid)));
+	proc = (Form_pg_proc) GETSTRUCT(tuple);
+	if (proc->prokind != PROKIND_FUNCTION || proc->proretset)
+		unfit_handler(oid, "It is not a plain function that returns one value.");
+	if (proc->pronargs != 1)
+		unfit_handler(oid, "It does not take one argument.");
+	handler->argument = proc->proargtypes.values[0];
+	handler->result = proc->prorettype;
+	if (handler->argument != TEXTOID && handler->argument != JSONOID && handler->argument != JSONBOID)
+		unfit_handler(oid, "Its argument is not text, json or jsonb.");
+	if (get_typtype(handler->result) == TYPTYPE_PSEUDO && handler->result != VOIDOID)
+		unfit_handler(oid, "Its result has no type that converts to JSON.");
+	ReleaseSysCache(tuple);
+
+	acl = object_aclcheck(ProcedureRelationId, oid, GetUserId(), ACL_EXECUTE);
+	if (acl != ACLCHECK_OK)
+		aclcheck_error(acl, OBJECT_FUNCTION, get_func_name(oid));
+	InvokeFunctionExecuteHook(oid);
+	fmgr_info(oid, &handler->flinfo);
+}
+
+/* The request as the handler takes it. */
+static Datum
+handler_argument(const Handler *handler, Datum request, IdemDocumentType type)
+{
+	if ((type == IDEM_DOCUMENT_JSONB) == (handler->argument == JSONBOID))
+		return request;
+	if (type == IDEM_DOCUMENT_JSONB)
+		return key_json(request, type, true);
+	return DirectFunctionCall1(jsonb_in, CStringGetDatum(TextDatumGetCString(request)));
+}
+
+/* What the handler returned, as json. */
+static Datum
+result_as_json(const Handler *handler, Datum result)
+{
+	FmgrInfo	to_json;
+
+	if (handler->result == JSONOID)
+		return result;
+	if (handler->result == JSONBOID)
+		return key_json(result, IDEM_DOCUMENT_JSONB, true);
+	/* to_json() learns the type of its argument from the expression it is in */
+	fmgr_info(F_TO_JSON, &to_json);
+	fmgr_info_set_expr((Node *) makeFuncExpr(F_TO_JSON, JSONOID,
+											 list_make1(makeNullConst(handler->result, -1, InvalidOid)),
+											 InvalidOid, InvalidOid, COERCE_EXPLICIT_CALL), &to_json);
+	return FunctionCall1(&to_json, result);
+}
+
+/*
+ * Runs the handler, and fills in what is to be settled with. A claim that
+ * waited has an old snapshot; the handler gets a new one where the isolation
+ * level allows it, be it STABLE or not.
+ */
+static void
+run_handler(Handler *handler, Datum request, bool no_request, IdemDocumentType type,
+			IdemPayload *payload)
+{
+	LOCAL_FCINFO(call, 1);
+	Datum		result;
+
+	if (no_request && handler->flinfo.fn_strict)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("request must not be null for a strict handler")));
+	InitFunctionCallInfoData(*call, &handler->flinfo, 1, DEFAULT_COLLATION_OID, NULL, NULL);
+	call->args[0].isnull = no_request;
+	call->args[0].value = no_request ? (Datum) 0 : handler_argument(handler, request, type);
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	result = FunctionCallInvoke(call);
+	payload->no_response = call->isnull || handler->result == VOIDOID;
+	payload->response = payload->no_response ? (Datum) 0 : result_as_json(handler, result);
+	PopActiveSnapshot();
+}
+
+static Datum
+call(FunctionCallInfo fcinfo, IdemDocumentType type)
+{
+	IdemQuestion question;
+	IdemDecision decision;
+	Handler		handler;
+	IdemPayload payload = {.no_headers = true, .no_body = true, .no_status_code = true};
+	Datum		values[IDEM_ANSWER_COLUMNS];
+	bool		nulls[IDEM_ANSWER_COLUMNS];
+	Datum		result;
+	bool		locked;
+
+	refuse_read_only("idem_call()");
+	read_handler(fcinfo, 3, &handler);
+	read_question(fcinfo, type, -1, &question);
+	if (question.request && question.scope->keep_request == 'a')
+		question.request = key_json(question.request, type, true);
+
+	locked = adjudicate(&question, read_wait(fcinfo, 4), true, &decision);
+	decide_check_visible(&decision);
+	if (decision.outcome == IDEM_CLAIMED)
+	{
+		decide_take(&question, &decision);
+		locked = false;
+		run_handler(&handler, PG_ARGISNULL(2) ? (Datum) 0 : PG_GETARG_DATUM(2), PG_ARGISNULL(2),
+					type, &payload);
+		settle_handled(&question.key, &payload);
+		ledger_probe(IDEM_RESULT, &question.key, &decision.result);
+		decision.row = decision.result.tuple ? &decision.result : NULL;
+		decision.outcome = IDEM_EXECUTED;
+	}
+	else if (decision.outcome == IDEM_MISMATCH)
+		audit_mismatch(&question, &decision);
+
+	decide_answer(&decision, values, nulls);
+	result = decide_answer_datum(fcinfo, values, nulls);
+	if (locked)
+		held_unlock(&question.key);
+	return result;
+}
+
+/*
+ * idem_call(scope, key, request, handler, wait) → idem_answer
+ *
+ * Claims, runs handler(request) and completes with what it returns; outcome
+ * executed when it ran. A handler that settles the claim itself is respected;
+ * its error leaves no trace of the claim. Raises 42501 without EXECUTE on the
+ * handler, 22023 for a function that cannot be one, 22004 for a NULL handler
+ * or a NULL request to a strict one, and what idem_claim() raises.
+ */
 Datum
 idem_call(PG_FUNCTION_ARGS)
 {
-	return not_yet("idem_call()");
+	return call(fcinfo, IDEM_DOCUMENT_TEXT);
 }
 
 Datum
 idem_call_json(PG_FUNCTION_ARGS)
 {
-	return not_yet("idem_call()");
+	return call(fcinfo, IDEM_DOCUMENT_JSON);
 }
 
 Datum
 idem_call_jsonb(PG_FUNCTION_ARGS)
 {
-	return not_yet("idem_call()");
-}
-
-Datum
-idem_explain(PG_FUNCTION_ARGS)
-{
-	return not_yet("idem_explain()");
-}
-
-Datum
-idem_explain_json(PG_FUNCTION_ARGS)
-{
-	return not_yet("idem_explain()");
-}
-
-Datum
-idem_explain_jsonb(PG_FUNCTION_ARGS)
-{
-	return not_yet("idem_explain()");
-}
-
-Datum
-idem_sweep(PG_FUNCTION_ARGS)
-{
-	return not_yet("idem_sweep()");
+	return call(fcinfo, IDEM_DOCUMENT_JSONB);
 }

@@ -14,6 +14,12 @@
  * first, and a replay probes nothing else; idem.archive is probed only where
  * the policy is full.
  *
+ * A row that another transaction is writing is that transaction's, and says
+ * nothing. But a settled row that is there and speaks is only ever changed or
+ * deleted by an operator's forgetting or by the sweep, never by an execution:
+ * while that is under way, what it says is still true. So a replay neither
+ * waits for a sweep nor is told that the key is in progress.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -39,20 +45,32 @@ result_speaks(const IdemScope *scope, const IdemRow *row, TimestampTz now)
 		scope_speaks(scope, DatumGetTimestampTz(ROW_VALUE(row, Anum_result_completed_at)), now);
 }
 
-/* A free key is forgotten after the scope's retention. */
+/*
+ * A key that may be executed again, released or with its lease over, is
+ * forgotten after the scope's retention: whether a sweep has called it free
+ * already makes no difference.
+ */
 static bool
 inflight_speaks(const IdemScope *scope, const IdemRow *row, TimestampTz now)
 {
-	if (row->tuple == NULL)
-		return false;
-	return ROW_STATE(row, Anum_inflight_state) != IDEM_FREE ||
-		scope_within_retention(scope, DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_updated_at)), now);
+	return row->tuple != NULL &&
+		!scope_abandoned(scope, ROW_STATE(row, Anum_inflight_state),
+						 DatumGetInt32(ROW_VALUE(row, Anum_inflight_attempt)),
+						 DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_created_at)),
+						 DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_lease_until)), now);
 }
 
 static bool
 is_busy(const IdemRow *row)
 {
 	return row->tuple != NULL && TransactionIdIsValid(row->busy);
+}
+
+/* A row of a settled key that is true whatever becomes of who is at it. */
+static bool
+speaks_for_good(const IdemScope *scope, const IdemRow *row, TimestampTz now)
+{
+	return row->tuple != NULL && (!is_busy(row) || row->committed) && result_speaks(scope, row, now);
 }
 
 /* ---- the table ---- */
@@ -117,6 +135,13 @@ decide_line(const IdemQuestion *question, IdemDecision *d)
 	if (d->claim != NULL && !d->claim->settled)
 		return other_request(question, d->claim->has_fingerprint ? &d->claim->fingerprint : NULL) ?
 			IDEM_LINE_OWN_OTHER : IDEM_LINE_OWN;
+	if (speaks_for_good(question->scope, &d->result, d->now))
+		d->row = &d->result;
+	else if (speaks_for_good(question->scope, &d->archive, d->now))
+		d->row = &d->archive;
+	if (d->row != NULL)
+		return settled_line(question, d->row, d->now);
+
 	if (is_busy(&d->result))
 		d->row = &d->result;
 	else if (is_busy(&d->inflight))
@@ -125,20 +150,10 @@ decide_line(const IdemQuestion *question, IdemDecision *d)
 		d->row = &d->archive;
 	if (d->row != NULL)
 		return IDEM_LINE_BUSY;
-	if (result_speaks(question->scope, &d->result, d->now))
-	{
-		d->row = &d->result;
-		return settled_line(question, d->row, d->now);
-	}
 	if (inflight_speaks(question->scope, &d->inflight, d->now))
 	{
 		d->row = &d->inflight;
 		return inflight_line(question, d->row, d->now);
-	}
-	if (result_speaks(question->scope, &d->archive, d->now))
-	{
-		d->row = &d->archive;
-		return settled_line(question, d->row, d->now);
 	}
 	return IDEM_LINE_NEW;
 }
@@ -427,7 +442,7 @@ answer_settled(const IdemDecision *d, Datum *v, bool *n)
 	answer_column(v, n, ANSWER_ATTEMPT, d->row, Anum_result_attempt);
 	answer_column(v, n, ANSWER_CREATED_AT, d->row, Anum_result_created_at);
 	answer_column(v, n, ANSWER_COMPLETED_AT, d->row, Anum_result_completed_at);
-	if (d->outcome != IDEM_REPLAYED)
+	if (d->outcome != IDEM_REPLAYED && d->outcome != IDEM_EXECUTED)
 		return;
 	answer_column(v, n, ANSWER_STATUS_CODE, d->row, Anum_result_status_code);
 	answer_column(v, n, ANSWER_HEADERS, d->row, Anum_result_headers);
@@ -507,13 +522,17 @@ decide_answer(const IdemDecision *d, Datum *v, bool *n)
 		case IDEM_EXPIRED:
 			answer_settled(d, v, n);
 			break;
+		case IDEM_EXECUTED:
+			if (d->row)
+				answer_settled(d, v, n);
+			else
+				answer_state(v, n, IDEM_FREE);	/* the handler has released it */
+			break;
 		case IDEM_MISMATCH:
 			if (d->row && d->row->table == IDEM_INFLIGHT)
 				answer_inflight(d, v, n);
 			else if (d->row)
 				answer_settled(d, v, n);
-			break;
-		case IDEM_EXECUTED:
 			break;
 	}
 }

@@ -379,7 +379,11 @@ void
 fingerprint_document(Datum document, IdemDocumentType type,
 					 const IdemPointers *pointers, IdemDigest *digest)
 {
+	ErrorContextCallback hide = {.callback = key_hide_document, .previous = error_context_stack};
+
+	error_context_stack = &hide;
 	canonical_digest(document, type, pointers, digest);
+	error_context_stack = hide.previous;
 }
 
 PG_FUNCTION_INFO_V1(idem_fingerprint);
@@ -477,6 +481,18 @@ idem_fingerprint_bytea(PG_FUNCTION_ARGS)
 	PG_RETURN_IDEM_DIGEST_P(digest);
 }
 
+static Datum
+canonical(FunctionCallInfo fcinfo, IdemDocumentType type)
+{
+	ErrorContextCallback hide = {.callback = key_hide_document, .previous = error_context_stack};
+	text	   *result;
+
+	error_context_stack = &hide;
+	result = canonical_text(PG_GETARG_DATUM(0), type, PG_GETARG_BOOL(1));
+	error_context_stack = hide.previous;
+	PG_RETURN_TEXT_P(result);
+}
+
 /*
  * idem_canonical(request text | json | jsonb, strict boolean) returns the canonical
  * form as text.  Raises what canonical_text() does.
@@ -484,17 +500,17 @@ idem_fingerprint_bytea(PG_FUNCTION_ARGS)
 Datum
 idem_canonical(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_TEXT_P(canonical_text(PG_GETARG_DATUM(0), IDEM_DOCUMENT_TEXT, PG_GETARG_BOOL(1)));
+	return canonical(fcinfo, IDEM_DOCUMENT_TEXT);
 }
 
 Datum
 idem_canonical_json(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_TEXT_P(canonical_text(PG_GETARG_DATUM(0), IDEM_DOCUMENT_JSON, PG_GETARG_BOOL(1)));
+	return canonical(fcinfo, IDEM_DOCUMENT_JSON);
 }
 
 Datum
 idem_canonical_jsonb(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_TEXT_P(canonical_text(PG_GETARG_DATUM(0), IDEM_DOCUMENT_JSONB, PG_GETARG_BOOL(1)));
+	return canonical(fcinfo, IDEM_DOCUMENT_JSONB);
 }

@@ -73,12 +73,6 @@
 
 #include "idem.h"
 
-/*
- * field4 of the lock tag: what tells a key lock from an advisory lock (1 and
- * 2) in the same lock space. The view idem.holder shows locks by this number.
- */
-#define KEY_LOCK_CLASS		7453
-
 /* open claims by key; lives as long as the backend, empty between transactions */
 #define SH_PREFIX			claims
 #define SH_ELEMENT_TYPE		ClaimsEntry
@@ -129,7 +123,7 @@ static void
 key_lock_tag(const IdemKey *key, LOCKTAG *tag)
 {
 	SET_LOCKTAG_ADVISORY(*tag, MyDatabaseId, (uint32) (key->hash >> 32), (uint32) key->hash,
-						 KEY_LOCK_CLASS);
+						 IDEM_KEY_LOCK_CLASS);
 }
 
 /*
@@ -171,7 +165,7 @@ held_unlock(const IdemKey *key)
 
 /* ---- the claims ---- */
 
-/* The open claim on a key, also one settled in a subtransaction still open; or NULL. */
+/* The last claim on a key, also one settled in a subtransaction still open; or NULL. */
 IdemClaim *
 held_find(const IdemKey *key)
 {
@@ -208,23 +202,17 @@ unlink_settled(IdemClaim *claim)
 
 /*
  * Remembers a claim of the current subtransaction, which holds the key lock;
- * the caller fills in what was decided. A claim given up or undone further
- * down in the same transaction is simply held again.
+ * the caller fills in what was decided. If the key has a claim that was
+ * released or settled in a subtransaction still open, the new one covers it:
+ * the old one is back when the new one is rolled back or done.
  */
 IdemClaim *
 held_add(const IdemKey *key)
 {
 	Size		size = VARSIZE_ANY(key->value);
-	IdemClaim  *claim = held_find(key);
+	IdemClaim  *claim;
 	ClaimsEntry *entry;
 	bool		found;
-
-	if (claim != NULL)
-	{
-		unlink_settled(claim);
-		held_unlock(key);		/* it has a lock already */
-		return claim;
-	}
 
 	if (claims == NULL)
 		claims = claims_create(TopMemoryContext, 16, NULL);
@@ -237,7 +225,9 @@ held_add(const IdemKey *key)
 	claim->cid = GetCurrentCommandId(false);
 
 	entry = claims_insert(claims, &claim->key, &found);
-	Assert(!found);
+	if (found)
+		claim->covered = entry->claim;
+	entry->key = &claim->key;
 	entry->claim = claim;
 
 	claim->older_claim = last_claimed;
@@ -247,10 +237,33 @@ held_add(const IdemKey *key)
 	return claim;
 }
 
+/* Takes a claim out of the table; one that it covered is its key's again. */
+static void
+forget_key(IdemClaim *claim)
+{
+	ClaimsEntry *entry = claims_lookup(claims, &claim->key);
+
+	if (entry->claim != claim)
+	{
+		IdemClaim  *above = entry->claim;
+
+		while (above->covered != claim)
+			above = above->covered;
+		above->covered = claim->covered;
+	}
+	else if (claim->covered)
+	{
+		entry->claim = claim->covered;
+		entry->key = &claim->covered->key;
+	}
+	else
+		claims_delete(claims, &claim->key);
+}
+
 static void
 drop_claim(IdemClaim *claim)
 {
-	claims_delete(claims, &claim->key);
+	forget_key(claim);
 	if (claim->settled)
 		unlink_settled(claim);
 	if (claim->newer_claim)
@@ -413,6 +426,7 @@ held_xact_callback(XactEvent event, void *arg)
 			/* the claims themselves go with TopTransactionContext */
 			last_claimed = last_settled = NULL;
 			doomed = durable = false;
+			ledger_forget_locks();
 			if (claims && claims->size > CLAIMS_KEPT)
 			{
 				claims_destroy(claims);

@@ -26,6 +26,7 @@
 /* ---- differences between server versions, all of them ---- */
 
 #if PG_VERSION_NUM < 160000
+#define object_aclcheck(class, object, role, mode)	pg_proc_aclcheck(object, role, mode)
 #define ereturn(context, dummy_value, ...) \
 	do { (void) (context); ereport(ERROR, __VA_ARGS__); return dummy_value; } while (0)
 #define JsonActionResult				void
@@ -99,6 +100,7 @@ extern bool key_equal(const IdemKey *a, const IdemKey *b);
 extern int	key_errdetail(const IdemKey *key);
 extern int64 key_interval(FunctionCallInfo fcinfo, int arg, const char *name);
 extern Datum key_json(Datum document, IdemDocumentType type, bool checked);
+extern void key_hide_document(void *arg);
 
 /* ---- scope.c: the policy of a scope ---- */
 
@@ -133,6 +135,8 @@ extern bool scope_within_retention(const IdemScope *scope, TimestampTz completed
 extern bool scope_speaks(const IdemScope *scope, TimestampTz completed_at, TimestampTz now);
 extern bool scope_in_doubt(const IdemScope *scope, int32 attempt, TimestampTz created_at,
 						   TimestampTz now);
+extern bool scope_abandoned(const IdemScope *scope, char state, int32 attempt, TimestampTz created_at,
+							TimestampTz lease_until, TimestampTz now);
 
 /* ---- ledger.c: rows ---- */
 
@@ -198,6 +202,7 @@ typedef struct IdemRow
 	IdemTable	table;
 	HeapTuple	tuple;			/* a copy; NULL: the table has no row of the key */
 	TransactionId busy;			/* another transaction that is writing or deleting it */
+	bool		committed;		/* if busy: it is there already, about to be changed or deleted */
 	bool		own;			/* written by this transaction */
 	bool		visible;		/* to the transaction's snapshot, where it keeps one */
 	Datum		values[IDEM_MAX_COLUMNS];
@@ -237,6 +242,7 @@ typedef void (*IdemRowCallback) (const IdemRow *row, void *arg);
 
 extern void ledger_init(void);
 extern void ledger_open(IdemTable table);
+extern void ledger_forget_locks(void);
 extern Oid	ledger_scope_relid(void);
 extern void ledger_probe(IdemTable table, const IdemKey *key, IdemRow *row);
 extern void ledger_insert(IdemTable table, const Datum *values, const bool *nulls);
@@ -257,6 +263,12 @@ extern const IdemDigest *ledger_fingerprint(const IdemRow *row);
 
 /* ---- held.c: the key lock, and the claims this transaction holds ---- */
 
+/*
+ * field4 of the lock tag: what tells a key lock from an advisory lock (1 and
+ * 2) in the same lock space. The view idem.holder shows locks by this number.
+ */
+#define IDEM_KEY_LOCK_CLASS		7453
+
 /* A transaction-scoped claim: no row yet, or rows that no longer speak. */
 typedef struct IdemClaim
 {
@@ -276,6 +288,7 @@ typedef struct IdemClaim
 	SubTransactionId settle_subid;
 	TransactionId xid;			/* the transaction's xid and command when it claimed */
 	CommandId	cid;
+	struct IdemClaim *covered;	/* an older one of the key, settled or released */
 	struct IdemClaim *older_claim;	/* by claim_subid, deepest first */
 	struct IdemClaim *newer_claim;
 	struct IdemClaim *older_settled;	/* by settle_subid, deepest first */
@@ -368,5 +381,6 @@ extern Datum decide_answer_datum(FunctionCallInfo fcinfo, const Datum *values, c
 
 extern void settle_read_payload(FunctionCallInfo fcinfo, IdemDocumentType type, int response_arg,
 								int status_arg, IdemPayload *payload);
+extern void settle_handled(const IdemKey *key, const IdemPayload *payload);
 
 #endif							/* IDEM_H */

@@ -108,6 +108,17 @@ key_interval(FunctionCallInfo fcinfo, int arg, const char *name)
 }
 
 /*
+ * For error_context_stack while a document is read: the parser quotes it in
+ * detail and context, which are for the client and not for the server log.
+ */
+void
+key_hide_document(void *arg)
+{
+	errdetail_log("The document is not logged.");
+	errhidecontext(true);
+}
+
+/*
  * A request or response as json: the text as it was given. Text that is not
  * known to be JSON yet is checked; 22P02 if it is not.
  */
@@ -117,7 +128,13 @@ key_json(Datum document, IdemDocumentType type, bool checked)
 	if (type == IDEM_DOCUMENT_JSONB)
 		return CStringGetTextDatum(DatumGetCString(DirectFunctionCall1(jsonb_out, document)));
 	if (type == IDEM_DOCUMENT_TEXT && !checked)
-		return DirectFunctionCall1(json_in, CStringGetDatum(TextDatumGetCString(document)));
+	{
+		ErrorContextCallback hide = {.callback = key_hide_document, .previous = error_context_stack};
+
+		error_context_stack = &hide;
+		document = DirectFunctionCall1(json_in, CStringGetDatum(TextDatumGetCString(document)));
+		error_context_stack = hide.previous;
+	}
 	return document;
 }
 

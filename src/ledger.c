@@ -18,7 +18,10 @@
  * transaction, and if one is, the key is that transaction's.
  *
  * Locks on the tables stay to the end of the transaction. RowExclusiveLock is
- * taken for reading too: deleting a scope waits for it (scope.c).
+ * taken for reading too: deleting a scope waits for it (scope.c). It also
+ * keeps the table's indexes: whoever drops or rebuilds one, concurrently or
+ * not, waits for the transactions that have a lock on the table. So indexes
+ * are opened without a lock of their own.
  *
  *-------------------------------------------------------------------------
  */
@@ -43,6 +46,7 @@
 #include "executor/executor.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
+#include "pgstat.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
@@ -104,6 +108,7 @@ typedef struct LedgerTable
 
 	/* what the last check found; forgotten on invalidation */
 	bool		checked;
+	SubTransactionId locked_in; /* the subtransaction that last took row_lock() */
 	Oid			relid;
 	Oid			lookup_index;
 	bool		one_index;		/* and there is no other */
@@ -248,6 +253,26 @@ set_scan_keys(LedgerTable *table)
 	MemoryContextSwitchTo(caller);
 }
 
+/* Raises if the table is not fit; it is not "checked" then. */
+static void
+check_table(LedgerTable *table, Relation rel)
+{
+	PG_TRY();
+	{
+		check_columns(table, rel);
+		if (table->straight)
+			check_additions(rel);
+		check_indexes(table, rel);
+		set_scan_keys(table);
+	}
+	PG_CATCH();
+	{
+		table->checked = false;
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+}
+
 static Oid
 find_table(const LedgerTable *table)
 {
@@ -262,49 +287,81 @@ find_table(const LedgerTable *table)
 	return relid;
 }
 
-/* Opens a table, checked. Close it with NoLock. */
+/* The lock that reading and writing rows takes; it stays. */
+static LOCKMODE
+row_lock(void)
+{
+	return RecoveryInProgress() ? AccessShareLock : RowExclusiveLock;
+}
+
+/* The relation, pinned; what else relation_open() does beside locking it. */
+static Relation
+pin_relation(Oid relid)
+{
+	Relation	rel = RelationIdGetRelation(relid);
+
+	if (rel == NULL)
+		elog(ERROR, "could not open relation with OID %u", relid);
+	pgstat_init_relation(rel);
+	return rel;
+}
+
+/*
+ * Locks and opens a table, checked. Taking the lock accepts invalidations, so
+ * that a table still "checked" after it is there and as it was. A lock that
+ * the current subtransaction has taken is still held, and need not be asked
+ * for again.
+ */
 static Relation
 open_table(IdemTable which, LOCKMODE mode)
 {
 	LedgerTable *table = &tables[which];
+	SubTransactionId subid = GetCurrentSubTransactionId();
 
-	if (RecoveryInProgress())
-		mode = AccessShareLock;
 	for (;;)
 	{
 		Relation	rel;
 
-		if (!table->checked)
-			table->relid = find_table(table);
-		rel = try_relation_open(table->relid, mode);
-		if (rel == NULL)
+		if (table->checked)
 		{
-			/* dropped meanwhile; the lock told us, find_table() complains */
-			table->checked = false;
-			CHECK_FOR_INTERRUPTS();
-			continue;
+			if (table->locked_in == subid && mode == row_lock())
+				return pin_relation(table->relid);
+			LockRelationOid(table->relid, mode);
+			if (table->checked)
+			{
+				if (mode == row_lock())
+					table->locked_in = subid;
+				return pin_relation(table->relid);
+			}
+			UnlockRelationOid(table->relid, mode);
 		}
-		if (table->checked)
-			return rel;
+		table->locked_in = InvalidSubTransactionId;
+		table->relid = find_table(table);
+		rel = try_relation_open(table->relid, mode);
+		CHECK_FOR_INTERRUPTS();
+		if (rel == NULL)
+			continue;			/* dropped meanwhile: find_table() complains */
 
-		/* opening indexes may invalidate it anew: then the next open checks again */
+		/* opening indexes may invalidate it anew: then it is checked again */
 		table->checked = true;
-		check_columns(table, rel);
-		if (table->straight)
-			check_additions(rel);
-		check_indexes(table, rel);
-		set_scan_keys(table);
-		if (table->checked)
-			return rel;
+		check_table(table, rel);
 		relation_close(rel, NoLock);
 	}
+}
+
+/* At the end of a transaction, whose locks go. */
+void
+ledger_forget_locks(void)
+{
+	for (int i = 0; i < IDEM_TABLES; i++)
+		tables[i].locked_in = InvalidSubTransactionId;
 }
 
 /* Locks a table for the rest of the transaction, and accepts invalidations. */
 void
 ledger_open(IdemTable table)
 {
-	relation_close(open_table(table, RowExclusiveLock), NoLock);
+	relation_close(open_table(table, row_lock()), NoLock);
 }
 
 /* The OID of idem.scope, if it was opened since it last changed. */
@@ -316,17 +373,75 @@ ledger_scope_relid(void)
 
 /* ---- reading ---- */
 
-/* Copies a tuple that a scan is at. */
-static void
-copy_row(IdemTable which, SysScanDesc scan, HeapTuple tuple, IdemRow *row)
+/* A scan for the rows with a key, or of a scope. */
+typedef struct LedgerScan
 {
-	row->table = which;
+	IdemTable	table;
+	Relation	rel;
+	Relation	index;
+	IndexScanDesc scan;
+	TupleTableSlot *slot;
+} LedgerScan;
+
+static void
+begin_scan(LedgerScan *scan, IdemTable which, LOCKMODE mode, Snapshot snapshot,
+		   Datum scope, Datum key)
+{
+	LedgerTable *table = &tables[which];
+	ScanKeyData scan_keys[2];
+	int			count = key ? 2 : 1;
+
+	scan->table = which;
+	scan->rel = open_table(which, mode);
+	scan->index = pin_relation(table->lookup_index);
+	scan->slot = NULL;
+	for (int i = 0; i < count; i++)
+	{
+		scan_keys[i] = table->scan_keys[i];
+		scan_keys[i].sk_attno = i + 1;
+	}
+	scan_keys[0].sk_argument = scope;
+	scan_keys[1].sk_argument = key;
+	scan->scan = index_beginscan(scan->rel, scan->index, snapshot, count, 0);
+	index_rescan(scan->scan, scan_keys, count, NULL, 0);
+}
+
+/* The next row, good until the next call; or NULL. */
+static HeapTuple
+next_row(LedgerScan *scan)
+{
+	while (index_getnext_tid(scan->scan, ForwardScanDirection) != NULL)
+	{
+		if (scan->slot == NULL)
+			scan->slot = table_slot_create(scan->rel, NULL);
+		if (index_fetch_heap(scan->scan, scan->slot))
+			return ExecFetchSlotHeapTuple(scan->slot, false, NULL);
+	}
+	return NULL;
+}
+
+static void
+end_scan(LedgerScan *scan)
+{
+	index_endscan(scan->scan);
+	if (scan->slot)
+		ExecDropSingleTupleTableSlot(scan->slot);
+	RelationClose(scan->index);
+	relation_close(scan->rel, NoLock);
+}
+
+/* Copies the row that a scan is at. */
+static void
+copy_row(const LedgerScan *scan, HeapTuple tuple, IdemRow *row)
+{
+	row->table = scan->table;
 	row->busy = InvalidTransactionId;
+	row->committed = true;
 	row->own = TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data));
 	row->visible = row->own || !IsolationUsesXactSnapshot() ||
-		table_tuple_satisfies_snapshot(scan->heap_rel, scan->slot, GetTransactionSnapshot());
+		table_tuple_satisfies_snapshot(scan->rel, scan->slot, GetTransactionSnapshot());
 	row->tuple = heap_copytuple(tuple);
-	heap_deform_tuple(row->tuple, RelationGetDescr(scan->heap_rel), row->values, row->nulls);
+	heap_deform_tuple(row->tuple, RelationGetDescr(scan->rel), row->values, row->nulls);
 }
 
 /*
@@ -336,37 +451,34 @@ copy_row(IdemTable which, SysScanDesc scan, HeapTuple tuple, IdemRow *row)
 void
 ledger_probe(IdemTable which, const IdemKey *key, IdemRow *row)
 {
-	LedgerTable *table = &tables[which];
-	Relation	rel = open_table(which, RowExclusiveLock);
 	SnapshotData dirty;
-	ScanKeyData scan_keys[2];
-	SysScanDesc scan;
+	LedgerScan	scan;
 	HeapTuple	tuple;
 
-	memcpy(scan_keys, table->scan_keys, sizeof(scan_keys));
-	scan_keys[0].sk_argument = Int32GetDatum(key->scope_id);
-	scan_keys[1].sk_argument = PointerGetDatum(key->value);
-
 	InitDirtySnapshot(dirty);
-	scan = systable_beginscan(rel, table->lookup_index, true, &dirty, 2, scan_keys);
-	tuple = systable_getnext(scan);
+	begin_scan(&scan, which, row_lock(), &dirty, Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
+	tuple = next_row(&scan);
 	if (tuple == NULL)
 		row->tuple = NULL;
 	else
 	{
 		/* a row that is not busy is the only one; a busy one is as good as any */
-		copy_row(which, scan, tuple, row);
-		row->busy = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
+		TransactionId busy = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
+
+		bool		committed = !TransactionIdIsValid(dirty.xmin);
+
+		copy_row(&scan, tuple, row);
+		row->busy = busy;
+		row->committed = committed;
 	}
-	systable_endscan(scan);
-	relation_close(rel, NoLock);
+	end_scan(&scan);
 }
 
 /* Waits for the transaction that is writing or deleting a row. Never under the key lock. */
 void
 ledger_wait(const IdemRow *row)
 {
-	Relation	rel = open_table(row->table, RowExclusiveLock);
+	Relation	rel = open_table(row->table, row_lock());
 
 	XactLockTableWait(row->busy, rel, &row->tuple->t_self, XLTW_InsertIndexUnique);
 	relation_close(rel, NoLock);
@@ -376,48 +488,38 @@ ledger_wait(const IdemRow *row)
 void
 ledger_each(IdemTable which, int32 scope_id, IdemRowCallback callback, void *arg)
 {
-	LedgerTable *table = &tables[which];
-	Relation	rel = open_table(which, RowExclusiveLock);
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	ScanKeyData scan_key = table->scan_keys[0];
-	SysScanDesc scan;
+	LedgerScan	scan;
 	HeapTuple	tuple;
 
-	scan_key.sk_argument = Int32GetDatum(scope_id);
-	scan = systable_beginscan(rel, table->lookup_index, true, snapshot, 1, &scan_key);
-	while ((tuple = systable_getnext(scan)) != NULL)
+	begin_scan(&scan, which, row_lock(), snapshot, Int32GetDatum(scope_id), (Datum) 0);
+	while ((tuple = next_row(&scan)) != NULL)
 	{
 		IdemRow		row;
 
 		CHECK_FOR_INTERRUPTS();
-		copy_row(which, scan, tuple, &row);
+		copy_row(&scan, tuple, &row);
 		callback(&row, arg);
 		heap_freetuple(row.tuple);
 	}
-	systable_endscan(scan);
+	end_scan(&scan);
 	UnregisterSnapshot(snapshot);
-	relation_close(rel, NoLock);
 }
 
 /* Reads the contract of a scope as it is now, whatever the transaction's snapshot. */
 bool
 ledger_read_scope(const text *name, IdemRow *row)
 {
-	LedgerTable *table = &tables[IDEM_SCOPE];
-	Relation	rel = open_table(IDEM_SCOPE, AccessShareLock);
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	ScanKeyData scan_key = table->scan_keys[0];
-	SysScanDesc scan;
+	LedgerScan	scan;
 	HeapTuple	tuple;
 
-	scan_key.sk_argument = PointerGetDatum(name);
-	scan = systable_beginscan(rel, table->lookup_index, true, snapshot, 1, &scan_key);
-	tuple = systable_getnext(scan);
+	begin_scan(&scan, IDEM_SCOPE, AccessShareLock, snapshot, PointerGetDatum(name), (Datum) 0);
+	tuple = next_row(&scan);
 	if (tuple != NULL)
-		copy_row(IDEM_SCOPE, scan, tuple, row);
-	systable_endscan(scan);
+		copy_row(&scan, tuple, row);
+	end_scan(&scan);
 	UnregisterSnapshot(snapshot);
-	relation_close(rel, AccessShareLock);
 	return tuple != NULL;
 }
 
@@ -428,19 +530,14 @@ ledger_read_scope(const text *name, IdemRow *row)
 bool
 ledger_scope_in_use(IdemTable which, int32 scope_id)
 {
-	LedgerTable *table = &tables[which];
-	Relation	rel = open_table(which, ShareLock);
-	ScanKeyData scan_key = table->scan_keys[0];
 	SnapshotData dirty;
-	SysScanDesc scan;
+	LedgerScan	scan;
 	bool		result;
 
-	scan_key.sk_argument = Int32GetDatum(scope_id);
 	InitDirtySnapshot(dirty);
-	scan = systable_beginscan(rel, table->lookup_index, true, &dirty, 1, &scan_key);
-	result = systable_getnext(scan) != NULL;
-	systable_endscan(scan);
-	relation_close(rel, NoLock);
+	begin_scan(&scan, which, ShareLock, &dirty, Int32GetDatum(scope_id), (Datum) 0);
+	result = next_row(&scan) != NULL;
+	end_scan(&scan);
 	return result;
 }
 
@@ -457,7 +554,7 @@ ledger_insert(IdemTable which, const Datum *values, const bool *nulls)
 
 	if (table->one_index)
 	{
-		Relation	index = index_open(table->lookup_index, RowExclusiveLock);
+		Relation	index = pin_relation(table->lookup_index);
 		Datum		index_values[2] = {values[table->scope_column - 1], values[table->key_column - 1]};
 		bool		index_nulls[2] = {nulls[table->scope_column - 1], nulls[table->key_column - 1]};
 
@@ -465,7 +562,7 @@ ledger_insert(IdemTable which, const Datum *values, const bool *nulls)
 		index_insert(index, index_values, index_nulls, &tuple->t_self, rel,
 					 index->rd_index->indisunique ? UNIQUE_CHECK_YES : UNIQUE_CHECK_NO,
 					 false, table->index_info);
-		index_close(index, NoLock);
+		RelationClose(index);
 	}
 	else
 	{
@@ -576,22 +673,16 @@ ledger_audit(const char *event, int32 scope_id, const char *scope, const IdemKey
 bool
 ledger_audited(const char *event, const IdemKey *key, const IdemDigest *fingerprint)
 {
-	LedgerTable *table = &tables[IDEM_AUDIT];
-	Relation	rel = open_table(IDEM_AUDIT, RowExclusiveLock);
-	TupleDesc	desc = RelationGetDescr(rel);
-	ScanKeyData scan_keys[2];
 	SnapshotData dirty;
-	SysScanDesc scan;
+	LedgerScan	scan;
 	HeapTuple	tuple;
 	bool		found = false;
 
-	memcpy(scan_keys, table->scan_keys, sizeof(scan_keys));
-	scan_keys[0].sk_argument = Int32GetDatum(key->scope_id);
-	scan_keys[1].sk_argument = PointerGetDatum(key->value);
 	InitDirtySnapshot(dirty);
-	scan = systable_beginscan(rel, table->lookup_index, true, &dirty, 2, scan_keys);
-	while (!found && (tuple = systable_getnext(scan)) != NULL)
+	begin_scan(&scan, IDEM_AUDIT, row_lock(), &dirty, Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
+	while (!found && (tuple = next_row(&scan)) != NULL)
 	{
+		TupleDesc	desc = RelationGetDescr(scan.rel);
 		bool		isnull;
 		Datum		noted = heap_getattr(tuple, Anum_audit_fingerprint, desc, &isnull);
 
@@ -601,8 +692,7 @@ ledger_audited(const char *event, const IdemKey *key, const IdemDigest *fingerpr
 		noted = heap_getattr(tuple, Anum_audit_event, desc, &isnull);
 		found = strcmp(TextDatumGetCString(noted), event) == 0;
 	}
-	systable_endscan(scan);
-	relation_close(rel, NoLock);
+	end_scan(&scan);
 	return found;
 }
 
