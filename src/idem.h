@@ -252,7 +252,8 @@ extern void ledger_delete_key(IdemTable table, const IdemKey *key);
 extern void ledger_settle(const IdemKey *key, const IdemSettlement *settlement,
 						  const IdemPayload *payload, TimestampTz now);
 extern void ledger_wait(const IdemRow *row);
-extern void ledger_each(IdemTable table, int32 scope_id, IdemRowCallback callback, void *arg);
+extern void ledger_each(IdemTable table, int32 scope_id, bool miss_none,
+						IdemRowCallback callback, void *arg);
 extern bool ledger_read_scope(const text *name, IdemRow *row);
 extern bool ledger_scope_in_use(IdemTable table, int32 scope_id);
 extern void ledger_audit(const char *event, int32 scope_id, const char *scope, const IdemKey *key,
