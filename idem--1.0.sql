@@ -326,24 +326,32 @@ REVOKE ALL ON idem.audit FROM PUBLIC;
 SELECT pg_catalog.pg_extension_config_dump('idem.audit', '');
 
 CREATE TABLE idem.sweep (
-	only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
 	last_started timestamptz NOT NULL,
 	last_duration interval NOT NULL,
 	reclaimed bigint NOT NULL,
 	held bigint NOT NULL,
 	archived bigint NOT NULL,
 	purged bigint NOT NULL,
-	hand bigint NOT NULL
-) USING heap;
+	more boolean NOT NULL,
+	result_hand bigint NOT NULL,
+	archive_hand bigint NOT NULL,
+	inflight_hand bigint NOT NULL,
+	audit_hand bigint NOT NULL,
+	only_row boolean PRIMARY KEY
+) USING heap WITH (fillfactor = 10);
 COMMENT ON TABLE idem.sweep IS 'one row: the last sweep; written by the sweep, empty until the first one';
-COMMENT ON COLUMN idem.sweep.only_row IS 'always true';
 COMMENT ON COLUMN idem.sweep.last_started IS 'when the last sweep began';
 COMMENT ON COLUMN idem.sweep.last_duration IS 'how long it took';
 COMMENT ON COLUMN idem.sweep.reclaimed IS 'expired leases it freed';
 COMMENT ON COLUMN idem.sweep.held IS 'expired leases it put in doubt';
-COMMENT ON COLUMN idem.sweep.archived IS 'settled keys it stripped or moved to the archive';
+COMMENT ON COLUMN idem.sweep.archived IS 'settled keys it stripped of their payload, or moved to the archive';
 COMMENT ON COLUMN idem.sweep.purged IS 'rows it removed';
-COMMENT ON COLUMN idem.sweep.hand IS 'block of idem.result where the next sweep goes on';
+COMMENT ON COLUMN idem.sweep.more IS 'it stopped with work left';
+COMMENT ON COLUMN idem.sweep.result_hand IS 'block of idem.result where the next sweep goes on';
+COMMENT ON COLUMN idem.sweep.archive_hand IS 'the same for idem.archive';
+COMMENT ON COLUMN idem.sweep.inflight_hand IS 'the same for idem.inflight';
+COMMENT ON COLUMN idem.sweep.audit_hand IS 'the same for idem.audit';
+COMMENT ON COLUMN idem.sweep.only_row IS 'always true';
 REVOKE ALL ON idem.sweep FROM PUBLIC;
 SELECT pg_catalog.pg_extension_config_dump('idem.sweep', '');
 

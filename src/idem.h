@@ -15,9 +15,11 @@
 #include "access/htup.h"
 #include "datatype/timestamp.h"
 #include "fmgr.h"
+#include "storage/block.h"
 #include "storage/itemptr.h"
 #include "storage/lockdefs.h"
 #include "utils/array.h"
+#include "utils/hsearch.h"
 #include "utils/jsonb.h"
 #include "utils/relcache.h"
 
@@ -124,8 +126,16 @@ typedef struct IdemScope
 	IdemPointers *pointers;		/* include and exclude, or NULL */
 } IdemScope;
 
+/* an entry of what scope_all() returns */
+typedef struct IdemScopeById
+{
+	int32		id;
+	IdemScope	scope;
+} IdemScopeById;
+
 extern void scope_init(void);
 extern const IdemScope *scope_lookup(const text *name);
+extern HTAB *scope_all(void);
 extern const IdemScope *scope_of_key(FunctionCallInfo fcinfo, IdemKey *key);
 extern int64 scope_duration(const Interval *interval);
 extern TimestampTz scope_deadline(TimestampTz start, int64 duration);
@@ -146,9 +156,10 @@ typedef enum IdemTable
 	IDEM_RESULT,
 	IDEM_INFLIGHT,
 	IDEM_ARCHIVE,
-	IDEM_AUDIT
+	IDEM_AUDIT,
+	IDEM_SWEEP
 } IdemTable;
-#define IDEM_TABLES				(IDEM_AUDIT + 1)
+#define IDEM_TABLES				(IDEM_SWEEP + 1)
 
 /* columns by attribute number; ledger.c checks that the tables agree */
 typedef enum IdemScopeColumn
@@ -185,6 +196,14 @@ typedef enum IdemAuditColumn
 	Anum_audit_key, Anum_audit_who, Anum_audit_application, Anum_audit_fingerprint,
 	Anum_audit_old, Anum_audit_new
 } IdemAuditColumn;
+
+typedef enum IdemSweepColumn
+{
+	Anum_sweep_last_started = 1, Anum_sweep_last_duration, Anum_sweep_reclaimed,
+	Anum_sweep_held, Anum_sweep_archived, Anum_sweep_purged, Anum_sweep_more,
+	Anum_sweep_result_hand, Anum_sweep_archive_hand, Anum_sweep_inflight_hand,
+	Anum_sweep_audit_hand, Anum_sweep_only_row
+} IdemSweepColumn;
 
 #define IDEM_RESULT_COLUMNS		Anum_result_request
 #define IDEM_MAX_COLUMNS		15
@@ -239,6 +258,7 @@ typedef struct IdemSettlement
 } IdemSettlement;
 
 typedef void (*IdemRowCallback) (const IdemRow *row, void *arg);
+typedef bool (*IdemWalkCallback) (const IdemRow *row, void *arg);	/* false: stop after this block */
 
 extern void ledger_init(void);
 extern void ledger_open(IdemTable table);
@@ -249,12 +269,19 @@ extern void ledger_insert(IdemTable table, const Datum *values, const bool *null
 extern void ledger_update(const IdemRow *row, const Datum *values, const bool *nulls);
 extern void ledger_delete(const IdemRow *row);
 extern void ledger_delete_key(IdemTable table, const IdemKey *key);
+extern void ledger_set_state(const IdemRow *row, char state, TimestampTz lease_until, TimestampTz now);
+extern void ledger_strip(const IdemRow *row);
 extern void ledger_settle(const IdemKey *key, const IdemSettlement *settlement,
 						  const IdemPayload *payload, TimestampTz now);
 extern void ledger_wait(const IdemRow *row);
 extern void ledger_each(IdemTable table, int32 scope_id, bool miss_none,
 						IdemRowCallback callback, void *arg);
+extern BlockNumber ledger_walk(IdemTable table, BlockNumber start, BlockNumber blocks,
+							   IdemWalkCallback callback, void *arg);
+extern BlockNumber ledger_blocks(IdemTable table);
+extern bool ledger_unchanged(const IdemRow *row);
 extern bool ledger_read_scope(const text *name, IdemRow *row);
+extern bool ledger_read_sweep(IdemRow *row);
 extern bool ledger_scope_in_use(IdemTable table, int32 scope_id);
 extern void ledger_audit(const char *event, int32 scope_id, const char *scope, const IdemKey *key,
 						 const IdemDigest *fingerprint, Jsonb *old_value, Jsonb *new_value);
@@ -383,5 +410,21 @@ extern Datum decide_answer_datum(FunctionCallInfo fcinfo, const Datum *values, c
 extern void settle_read_payload(FunctionCallInfo fcinfo, IdemDocumentType type, int response_arg,
 								int status_arg, IdemPayload *payload);
 extern void settle_handled(const IdemKey *key, const IdemPayload *payload);
+
+/* ---- sweep.c ---- */
+
+/* as IDEM_KEY_LOCK_CLASS: the lock that keeps a database's sweeps apart */
+#define IDEM_SWEEP_LOCK_CLASS	7454
+
+typedef struct IdemSweepCounts
+{
+	int64		reclaimed;		/* leases that were over, free again */
+	int64		held;			/* leases that were over, in doubt */
+	int64		archived;		/* settled keys stripped or moved */
+	int64		purged;			/* rows removed */
+	bool		more;			/* there is work left */
+} IdemSweepCounts;
+
+extern void sweep_run(int64 max_rows, bool paced, IdemSweepCounts *counts);
 
 #endif							/* IDEM_H */
