@@ -280,7 +280,8 @@ extern void ledger_strip(const IdemRow *row);
 extern void ledger_settle(const IdemKey *key, const IdemSettlement *settlement,
 						  const IdemPayload *payload, TimestampTz now);
 extern void ledger_wait(const IdemRow *row);
-extern void ledger_each(IdemTable table, int32 scope_id, IdemRowCallback callback, void *arg);
+extern void ledger_each(IdemTable table, int32 scope_id, bool miss_none,
+						IdemRowCallback callback, void *arg);
 extern BlockNumber ledger_walk(IdemTable table, BlockNumber start, BlockNumber blocks,
 							   IdemWalkCallback callback, void *arg);
 extern BlockNumber ledger_blocks(IdemTable table);
