@@ -53,9 +53,9 @@ setup_cleanup()
 	trap '' INT TERM HUP
 	trap - EXIT
 	cd /
-	pid=$(jobs -p)
-	[ -z "$pid" ] || kill $pid 2>/dev/null || true
-	wait 2>/dev/null || true
+	for pid in $(jobs -p); do
+		kill -- "-$pid" 2>/dev/null || true
+	done
 
 	# the server of this script, and those that interrupted tests left behind
 	while read -r pidfile; do
@@ -64,6 +64,7 @@ setup_cleanup()
 			kill -KILL "$pid" 2>/dev/null || true
 	done < <(find "$WORK" -name postmaster.pid 2>/dev/null)
 
+	wait 2>/dev/null || true
 	if [ -n "${KEEP:-}" ]; then
 		say "kept: $WORK"
 	else
@@ -114,7 +115,8 @@ choose_major()
 			return
 		fi
 	done
-	apt-cache depends postgresql 2>/dev/null | sed -n 's/^ *Depends: postgresql-\([0-9]*\)$/\1/p' | head -n 1
+	# without package lists apt knows none, which is no error here
+	{ apt-cache depends postgresql 2>/dev/null || true; } | sed -n 's/^ *Depends: postgresql-\([0-9]*\)$/\1/p'
 }
 
 apt_update()
@@ -252,6 +254,7 @@ setup_prepare()
 {
 	WORK=$(mktemp -d /tmp/idem.XXXXXX)		# short: a socket's path has a limit
 	BIN=
+	set -m					# a process group for each job, so that all of it can be ended
 	trap setup_cleanup EXIT
 	trap 'exit 129' HUP
 	trap 'exit 130' INT

@@ -250,8 +250,14 @@ settle_at_once(const IdemQuestion *question, IdemDecision *d, IdemDocumentType t
 		settlement.fingerprint = &question->fingerprint;
 	else if (d->line == IDEM_LINE_TAKEOVER)
 		settlement.fingerprint = ledger_fingerprint(&d->inflight);
-	if (question->scope->keep_request == 'a' && question->request)
-		settlement.request = key_json(question->request, type, true);
+	if (question->scope->keep_request == 'a')
+	{
+		/* a takeover keeps what the first holder was asked to do */
+		if (d->line == IDEM_LINE_TAKEOVER && !ROW_IS_NULL(&d->inflight, Anum_inflight_request))
+			settlement.request = PointerGetDatum(PG_DETOAST_DATUM(ROW_VALUE(&d->inflight, Anum_inflight_request)));
+		else if (question->request)
+			settlement.request = key_json(question->request, type, true);
+	}
 
 	if (d->result.tuple)
 		ledger_delete(&d->result);

@@ -14,6 +14,12 @@
  * first, and a replay probes nothing else; idem.archive is probed only where
  * the policy is full.
  *
+ * A row that another transaction is writing is that transaction's, and says
+ * nothing. But a settled row that is there and speaks is only ever changed or
+ * deleted by an operator's forgetting or by the sweep, never by an execution:
+ * while that is under way, what it says is still true. So a replay neither
+ * waits for a sweep nor is told that the key is in progress.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -53,6 +59,13 @@ static bool
 is_busy(const IdemRow *row)
 {
 	return row->tuple != NULL && TransactionIdIsValid(row->busy);
+}
+
+/* A row of a settled key that is true whatever becomes of who is at it. */
+static bool
+speaks_for_good(const IdemScope *scope, const IdemRow *row, TimestampTz now)
+{
+	return row->tuple != NULL && (!is_busy(row) || row->committed) && result_speaks(scope, row, now);
 }
 
 /* ---- the table ---- */
@@ -117,6 +130,13 @@ decide_line(const IdemQuestion *question, IdemDecision *d)
 	if (d->claim != NULL && !d->claim->settled)
 		return other_request(question, d->claim->has_fingerprint ? &d->claim->fingerprint : NULL) ?
 			IDEM_LINE_OWN_OTHER : IDEM_LINE_OWN;
+	if (speaks_for_good(question->scope, &d->result, d->now))
+		d->row = &d->result;
+	else if (speaks_for_good(question->scope, &d->archive, d->now))
+		d->row = &d->archive;
+	if (d->row != NULL)
+		return settled_line(question, d->row, d->now);
+
 	if (is_busy(&d->result))
 		d->row = &d->result;
 	else if (is_busy(&d->inflight))
@@ -125,20 +145,10 @@ decide_line(const IdemQuestion *question, IdemDecision *d)
 		d->row = &d->archive;
 	if (d->row != NULL)
 		return IDEM_LINE_BUSY;
-	if (result_speaks(question->scope, &d->result, d->now))
-	{
-		d->row = &d->result;
-		return settled_line(question, d->row, d->now);
-	}
 	if (inflight_speaks(question->scope, &d->inflight, d->now))
 	{
 		d->row = &d->inflight;
 		return inflight_line(question, d->row, d->now);
-	}
-	if (result_speaks(question->scope, &d->archive, d->now))
-	{
-		d->row = &d->archive;
-		return settled_line(question, d->row, d->now);
 	}
 	return IDEM_LINE_NEW;
 }

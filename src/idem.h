@@ -200,6 +200,7 @@ typedef struct IdemRow
 	IdemTable	table;
 	HeapTuple	tuple;			/* a copy; NULL: the table has no row of the key */
 	TransactionId busy;			/* another transaction that is writing or deleting it */
+	bool		committed;		/* if busy: it is there already, about to be changed or deleted */
 	bool		own;			/* written by this transaction */
 	bool		visible;		/* to the transaction's snapshot, where it keeps one */
 	Datum		values[IDEM_MAX_COLUMNS];
@@ -285,6 +286,7 @@ typedef struct IdemClaim
 	SubTransactionId settle_subid;
 	TransactionId xid;			/* the transaction's xid and command when it claimed */
 	CommandId	cid;
+	struct IdemClaim *covered;	/* an older one of the key, settled or released */
 	struct IdemClaim *older_claim;	/* by claim_subid, deepest first */
 	struct IdemClaim *newer_claim;
 	struct IdemClaim *older_settled;	/* by settle_subid, deepest first */

@@ -436,6 +436,7 @@ copy_row(const LedgerScan *scan, HeapTuple tuple, IdemRow *row)
 {
 	row->table = scan->table;
 	row->busy = InvalidTransactionId;
+	row->committed = true;
 	row->own = TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data));
 	row->visible = row->own || !IsolationUsesXactSnapshot() ||
 		table_tuple_satisfies_snapshot(scan->rel, scan->slot, GetTransactionSnapshot());
@@ -464,8 +465,11 @@ ledger_probe(IdemTable which, const IdemKey *key, IdemRow *row)
 		/* a row that is not busy is the only one; a busy one is as good as any */
 		TransactionId busy = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
 
+		bool		committed = !TransactionIdIsValid(dirty.xmin);
+
 		copy_row(&scan, tuple, row);
 		row->busy = busy;
+		row->committed = committed;
 	}
 	end_scan(&scan);
 }

@@ -198,6 +198,63 @@ WHERE idem_canonical(token) <> exact
    OR try(token::bytea, 'text', true) <> CASE strict WHEN 'ok' THEN encode(es6::bytea, 'hex') ELSE '22003' END
 SQL
 
+# ---- payloads ----
+
+# each file once as it is and once as jsonb writes it: members in another order,
+# other white space and other escapes
+my (undef, @manifest) = split /\n/, slurp("$data/payloads/manifest.tsv");
+my @payloads = map { [ (split /\t/)[ 0, 6 ] ] } @manifest;
+load('payload', 'file text, dup_names int, doc text',
+	[ map { [ @$_, slurp("$data/payloads/$_->[0]") =~ s/([\\\t\n\r])/"\\" . ($1 eq "\\" ? "\\" : $1 eq "\t" ? "t" : $1 eq "\n" ? "n" : "r")/ger ] } @payloads ]);
+none(scalar(@payloads), 'payloads', map { "@$_" } query(<<'SQL'));
+SELECT file, digest(convert_to(doc, 'UTF8'), 'text') FROM payload
+WHERE CASE WHEN dup_names > 0 THEN digest(convert_to(doc, 'UTF8'), 'text') <> '22030'
+	ELSE idem_fingerprint(doc) <> idem_fingerprint(jsonb_pretty(doc::jsonb))
+	OR idem_fingerprint(doc) <> idem_fingerprint(doc::json)
+	OR idem_fingerprint(doc) <> idem_fingerprint(doc::jsonb)
+	OR idem_fingerprint(doc)::bytea <> sha256(convert_to(idem_canonical(doc), 'UTF8')) END
+SQL
+is( $node->safe_psql('postgres',
+		'SELECT count(DISTINCT doc::jsonb) - count(DISTINCT idem_fingerprint(doc)) FROM payload WHERE dup_names = 0'),
+	'0', 'payloads are told apart as jsonb does');
+
+# the log of requests: each against the first of its key
+my $expected = decode_json(slurp("$data/payloads/expected.json"));
+$node->safe_psql('postgres', <<SQL);
+CREATE TABLE log (line json);
+COPY log FROM '$data/payloads/requests.jsonl' WITH (FORMAT csv, QUOTE E'\x01', DELIMITER E'\x02', ENCODING 'UTF8');
+CREATE TABLE request AS
+SELECT seq, kind, variant, request, idem_fingerprint(request) = first_value(idem_fingerprint(request)) OVER key AS same,
+	idem_fingerprint(request, NULL, '{/sent_at}') = first_value(idem_fingerprint(request, NULL, '{/sent_at}')) OVER key AS same_but_sent_at,
+	row_number() OVER key AS n
+FROM (SELECT (line->>'seq')::int AS seq, line->>'scope' AS scope, line->>'key' AS key, line->>'kind' AS kind,
+	line->>'variant' AS variant, line->>'request' AS request FROM log) AS l
+WINDOW key AS (PARTITION BY scope, key ORDER BY seq);
+SQL
+my $lines = $expected->{total}{lines};
+none($lines, 'requests', map { "@$_" } query(<<'SQL'));
+SELECT seq, kind, variant FROM request
+WHERE same <> (kind <> 'mismatch') OR same_but_sent_at <> (kind <> 'mismatch' OR variant = 'volatile')
+SQL
+is( $node->safe_psql('postgres', <<'SQL'),
+SELECT count(*), count(*) FILTER (WHERE n = 1), count(*) FILTER (WHERE n > 1 AND same), count(*) FILTER (WHERE NOT same) FROM request
+SQL
+	join('|', map { $expected->{total}{$_} } 'lines', 'first_executions', 'replays', 'mismatches'),
+	'executions, replays and mismatches of the log');
+
+# strict refuses just the bodies that a double would change
+is( $node->safe_psql('postgres', <<'SQL'),
+CREATE FUNCTION doubles(doc jsonb) RETURNS boolean LANGUAGE sql AS $$
+	SELECT bool_and(CASE jsonb_typeof(v) WHEN 'number' THEN v::text::numeric = v::text::float8::text::numeric
+		WHEN 'object' THEN (SELECT COALESCE(bool_and(doubles(value)), true) FROM jsonb_each(v))
+		WHEN 'array' THEN (SELECT COALESCE(bool_and(doubles(value)), true) FROM jsonb_array_elements(v)) ELSE true END)
+	FROM (VALUES (doc)) AS t(v) $$;
+SELECT count(*) > 0, count(*) FILTER (WHERE result NOT LIKE '7b%' AND result <> '22003'), count(*) FILTER (WHERE doubles <> (result <> '22003'))
+FROM (SELECT doubles(request::jsonb), try(convert_to(request, 'UTF8'), 'text', true) AS result FROM request
+	WHERE seq % 20 = 0 OR variant = 'amount_big' OR request ~ '[0-9]{16}') AS t
+SQL
+	't|0|0', 'strict refuses numbers of the log that no double holds');
+
 # ---- the ES6 sequence ----
 
 my %published = map { $_->{lines} => $_->{sha256} }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * fuzz.c
- *		libFuzzer target over the canonicalizer: src/canonical.c as it is, the
+ *		libFuzzer target over the canonicalizer: src/canonical.c and number.c as they are, the
  *		server's own JSON parser (libpgcommon), and thin stand-ins for the rest.
  *
  * The first byte of an input chooses pointers; the rest is the document.
