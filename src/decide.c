@@ -45,14 +45,19 @@ result_speaks(const IdemScope *scope, const IdemRow *row, TimestampTz now)
 		scope_speaks(scope, DatumGetTimestampTz(ROW_VALUE(row, Anum_result_completed_at)), now);
 }
 
-/* A free key is forgotten after the scope's retention. */
+/*
+ * A key that may be executed again, released or with its lease over, is
+ * forgotten after the scope's retention: whether a sweep has called it free
+ * already makes no difference.
+ */
 static bool
 inflight_speaks(const IdemScope *scope, const IdemRow *row, TimestampTz now)
 {
-	if (row->tuple == NULL)
-		return false;
-	return ROW_STATE(row, Anum_inflight_state) != IDEM_FREE ||
-		scope_within_retention(scope, DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_updated_at)), now);
+	return row->tuple != NULL &&
+		!scope_abandoned(scope, ROW_STATE(row, Anum_inflight_state),
+						 DatumGetInt32(ROW_VALUE(row, Anum_inflight_attempt)),
+						 DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_created_at)),
+						 DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_lease_until)), now);
 }
 
 static bool

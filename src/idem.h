@@ -135,6 +135,8 @@ extern bool scope_within_retention(const IdemScope *scope, TimestampTz completed
 extern bool scope_speaks(const IdemScope *scope, TimestampTz completed_at, TimestampTz now);
 extern bool scope_in_doubt(const IdemScope *scope, int32 attempt, TimestampTz created_at,
 						   TimestampTz now);
+extern bool scope_abandoned(const IdemScope *scope, char state, int32 attempt, TimestampTz created_at,
+							TimestampTz lease_until, TimestampTz now);
 
 /* ---- ledger.c: rows ---- */
 

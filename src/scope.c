@@ -269,6 +269,16 @@ scope_in_doubt(const IdemScope *scope, int32 attempt, TimestampTz created_at, Ti
 		now > scope_deadline(created_at, scope->retry_within);
 }
 
+/* Is a key in flight forgotten: free, or its lease over, for longer than the retention? */
+bool
+scope_abandoned(const IdemScope *scope, char state, int32 attempt, TimestampTz created_at,
+				TimestampTz lease_until, TimestampTz now)
+{
+	if (state == IDEM_IN_DOUBT || now < scope_deadline(lease_until, scope->retention))
+		return false;
+	return state == IDEM_FREE || !scope_in_doubt(scope, attempt, created_at, now);
+}
+
 /* ---- the trigger on idem.scope ---- */
 
 static bool
