@@ -40,6 +40,14 @@
 	((void) (lex), (makeJsonLexContextCstringLen) (json, len, encoding, need_escapes))
 #define WaitEventExtensionNew(name)		PG_WAIT_EXTENSION
 #endif
+#if PG_VERSION_NUM < 180000
+#define pg_noreturn						__attribute__((noreturn))
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
+	(index_beginscan) (heap, index, snapshot, nkeys, norderbys)
+#elif PG_VERSION_NUM < 190000
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
+	(index_beginscan) (heap, index, snapshot, instrument, nkeys, norderbys)
+#endif
 
 /* ---- error codes of our own; the README lists them ---- */
 
@@ -304,7 +312,7 @@ extern void held_keep_request(IdemClaim *claim, Datum request);
 extern void held_settle(IdemClaim *claim, char how);
 extern bool held_untouched(const IdemClaim *claim);
 extern bool held_in_scope(int32 scope_id);
-extern void held_lease_lost(const IdemKey *key) pg_attribute_noreturn();
+pg_noreturn extern void held_lease_lost(const IdemKey *key);
 extern void held_doom(int sqlerrcode, const char *message, const IdemKey *key);
 extern void held_require_durable_commit(void);
 extern void held_pause(int *pause);
