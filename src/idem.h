@@ -47,6 +47,11 @@
 #endif
 #if PG_VERSION_NUM < 180000
 #define pg_noreturn						pg_attribute_noreturn()
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
+	(index_beginscan) (heap, index, snapshot, nkeys, norderbys)
+#elif PG_VERSION_NUM < 190000
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
+	(index_beginscan) (heap, index, snapshot, instrument, nkeys, norderbys)
 #endif
 
 /* ---- error codes of our own; the README lists them ---- */

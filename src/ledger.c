@@ -414,7 +414,7 @@ begin_scan(LedgerScan *scan, IdemTable which, LOCKMODE mode, Snapshot snapshot,
 	}
 	scan_keys[0].sk_argument = scope;
 	scan_keys[1].sk_argument = key;
-	scan->scan = index_beginscan(scan->rel, scan->index, snapshot, count, 0);
+	scan->scan = index_beginscan(scan->rel, scan->index, snapshot, NULL, count, 0, 0);
 	index_rescan(scan->scan, scan_keys, count, NULL, 0);
 }
 
