@@ -13,6 +13,7 @@
 #include "postgres.h"
 
 #include "access/subtrans.h"
+#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "lib/stringinfo.h"
@@ -131,7 +132,7 @@ explain_busy(StringInfo words, const char *holder)
 	appendStringInfo(words, "in_progress: another transaction is at the key (%s). "
 					 "Ask again in a second, or claim with wait. "
 					 "If it never ends, end that transaction: the key is free then.",
-					 holder ? holder : "it has just ended");
+					 holder ? holder : RecoveryInProgress() ? "the primary knows which" : "it has just ended");
 }
 
 static void
