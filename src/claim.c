@@ -395,7 +395,8 @@ read_handler(FunctionCallInfo fcinfo, int arg, Handler *handler)
 	handler->result = proc->prorettype;
 	if (handler->argument != TEXTOID && handler->argument != JSONOID && handler->argument != JSONBOID)
 		unfit_handler(oid, "Its argument is not text, json or jsonb.");
-	if (get_typtype(handler->result) == TYPTYPE_PSEUDO && handler->result != VOIDOID)
+	if (get_typtype(handler->result) == TYPTYPE_PSEUDO && handler->result != VOIDOID &&
+		handler->result != RECORDOID)
 		unfit_handler(oid, "Its result has no type that converts to JSON.");
 	ReleaseSysCache(tuple);
 
@@ -491,7 +492,10 @@ call(FunctionCallInfo fcinfo, IdemDocumentType type)
 					type, &payload);
 		settle_handled(&question.key, &payload);
 		ledger_probe(IDEM_RESULT, &question.key, &decision.result);
-		decision.row = decision.result.tuple ? &decision.result : NULL;
+		/* an older row no longer spoke, and is still there if the handler has released the claim */
+		decision.row = decision.result.tuple &&
+			DatumGetInt64(ROW_VALUE(&decision.result, Anum_result_token)) >= decision.token ?
+			&decision.result : NULL;
 		decision.outcome = IDEM_EXECUTED;
 	}
 	else if (decision.outcome == IDEM_MISMATCH)
