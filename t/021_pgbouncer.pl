@@ -39,7 +39,11 @@ ignore_startup_parameters = extra_float_digits
 } . ($prepared ? "max_prepared_statements = 100\n" : ''));
 
 my $pooler = IPC::Run::start([ $pgbouncer, '-q', $ini ], '<', \undef, '>', '/dev/null', '2>', "$dir/pgbouncer.err");
-END { $pooler->kill_kill if $pooler }
+END
+{
+	local $?;
+	$pooler->kill_kill if $pooler;
+}
 my $pooled = "host=$host port=$port dbname=postgres user=$user";
 my $up = 0;
 foreach (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
