@@ -429,6 +429,97 @@ COMMENT ON COLUMN idem.holder.key_hash IS 'hash of scope and key, as in the serv
 REVOKE ALL ON idem.holder FROM PUBLIC;
 GRANT SELECT ON idem.holder TO pg_monitor;
 
+/* ---- statistics ---- */
+
+CREATE FUNCTION @extschema@.idem_stat(OUT scope_id int, OUT claimed bigint, OUT replayed bigint, OUT in_progress bigint, OUT mismatch bigint, OUT expired bigint, OUT unknown bigint, OUT takeovers bigint, OUT succeeded bigint, OUT failed bigint, OUT released bigint, OUT in_doubt bigint, OUT leases_lost bigint, OUT reclaimed bigint, OUT held bigint, OUT archived bigint, OUT purged bigint, OUT replay_age bigint[], OUT stats_reset timestamptz) RETURNS SETOF record
+	LANGUAGE C VOLATILE PARALLEL RESTRICTED AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_stat() IS 'counters of this database since the server started or they were reset; no rows without preload';
+REVOKE ALL ON FUNCTION @extschema@.idem_stat() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stat() TO pg_monitor;
+CREATE FUNCTION @extschema@.idem_stat_reset() RETURNS void
+	LANGUAGE C VOLATILE PARALLEL RESTRICTED AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_stat_reset() IS 'sets the counters of this database to zero';
+REVOKE ALL ON FUNCTION @extschema@.idem_stat_reset() FROM PUBLIC;
+
+CREATE VIEW idem.stat AS
+	SELECT s.name AS scope, c.claimed, c.replayed, c.in_progress, c.mismatch, c.expired, c.unknown, c.takeovers, c.succeeded, c.failed, c.released, c.in_doubt, c.leases_lost, c.reclaimed, c.held, c.archived, c.purged, c.replay_age, c.stats_reset
+	FROM @extschema@.idem_stat() AS c JOIN idem.scope AS s ON s.id = c.scope_id;
+COMMENT ON VIEW idem.stat IS 'what was attempted, also by transactions that rolled back; empty without preload';
+COMMENT ON COLUMN idem.stat.scope IS 'name of the scope';
+COMMENT ON COLUMN idem.stat.claimed IS 'claims that might execute';
+COMMENT ON COLUMN idem.stat.replayed IS 'claims answered from what was stored';
+COMMENT ON COLUMN idem.stat.in_progress IS 'claims that somebody else was at';
+COMMENT ON COLUMN idem.stat.mismatch IS 'claims under a key of another request';
+COMMENT ON COLUMN idem.stat.expired IS 'claims answered by a tombstone';
+COMMENT ON COLUMN idem.stat.unknown IS 'claims of a key in doubt';
+COMMENT ON COLUMN idem.stat.takeovers IS 'claims that took a key over';
+COMMENT ON COLUMN idem.stat.succeeded IS 'keys settled as succeeded';
+COMMENT ON COLUMN idem.stat.failed IS 'keys settled as failed';
+COMMENT ON COLUMN idem.stat.released IS 'claims given up';
+COMMENT ON COLUMN idem.stat.in_doubt IS 'claims declared in doubt';
+COMMENT ON COLUMN idem.stat.leases_lost IS 'holders that were fenced';
+COMMENT ON COLUMN idem.stat.reclaimed IS 'expired leases the sweep freed';
+COMMENT ON COLUMN idem.stat.held IS 'expired leases the sweep put in doubt';
+COMMENT ON COLUMN idem.stat.archived IS 'settled keys the sweep stripped or moved';
+COMMENT ON COLUMN idem.stat.purged IS 'rows the sweep removed';
+COMMENT ON COLUMN idem.stat.replay_age IS 'histogram of the age of replays: element n counts those younger than 2^(n-1) seconds and not younger than the one before; the last one all that are older';
+COMMENT ON COLUMN idem.stat.stats_reset IS 'since when it is counted';
+REVOKE ALL ON idem.stat FROM PUBLIC;
+GRANT SELECT ON idem.stat TO pg_monitor;
+
+CREATE VIEW idem.health AS
+	SELECT w.last_started AS last_sweep, w.last_duration AS last_sweep_duration, w.more AS last_sweep_incomplete,
+		   coalesce(pg_catalog.clock_timestamp() < w.last_started, false) AS clock_went_back,
+		   EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE backend_type = 'idem launcher') AS worker_runs,
+		   i.processing, i.oldest_processing, i.lease_over, i.oldest_lease_over,
+		   i.free, i.oldest_free, i.in_doubt, i.oldest_in_doubt,
+		   h.holders, h.oldest_holder,
+		   r.settled_estimate, r.overdue_estimate,
+		   (SELECT array_agg(s.name ORDER BY s.name) FROM idem.scope AS s
+			WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.owner)
+			   OR s.operators IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.operators)) AS scopes_without_role
+	FROM (SELECT count(*) FILTER (WHERE state = 'p' AND lease_until > pg_catalog.clock_timestamp()) AS processing,
+				 min(created_at) FILTER (WHERE state = 'p' AND lease_until > pg_catalog.clock_timestamp()) AS oldest_processing,
+				 count(*) FILTER (WHERE state = 'p' AND lease_until <= pg_catalog.clock_timestamp()) AS lease_over,
+				 min(lease_until) FILTER (WHERE state = 'p' AND lease_until <= pg_catalog.clock_timestamp()) AS oldest_lease_over,
+				 count(*) FILTER (WHERE state = 'e') AS free,
+				 min(updated_at) FILTER (WHERE state = 'e') AS oldest_free,
+				 count(*) FILTER (WHERE state = 'u') AS in_doubt,
+				 min(updated_at) FILTER (WHERE state = 'u') AS oldest_in_doubt
+		  FROM idem.inflight) AS i,
+		 (SELECT count(*) AS holders, min(since) AS oldest_holder FROM idem.holder) AS h,
+		 (SELECT greatest(c.reltuples, 0)::bigint AS settled_estimate,
+				 (greatest(c.reltuples, 0) *
+				  (SELECT avg((b < pg_catalog.clock_timestamp() - k.kept)::int)
+				   FROM pg_catalog.pg_stats AS p, pg_catalog.unnest(p.histogram_bounds::text::timestamptz[]) AS b,
+						(SELECT max(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END) AS kept
+						 FROM idem.scope
+						 HAVING count(*) = count(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END)) AS k
+				   WHERE p.schemaname = 'idem' AND p.tablename = 'result' AND p.attname = 'completed_at'))::bigint AS overdue_estimate
+		  FROM pg_catalog.pg_class AS c WHERE c.oid = 'idem.result'::regclass) AS r
+		 LEFT JOIN idem.sweep AS w ON true;
+COMMENT ON VIEW idem.health IS 'what an operator alarms on, one row';
+COMMENT ON COLUMN idem.health.last_sweep IS 'when the last sweep began; NULL: there was none';
+COMMENT ON COLUMN idem.health.last_sweep_duration IS 'how long it took';
+COMMENT ON COLUMN idem.health.last_sweep_incomplete IS 'it stopped with work left';
+COMMENT ON COLUMN idem.health.clock_went_back IS 'the clock is behind the last sweep: nothing is swept until it has caught up';
+COMMENT ON COLUMN idem.health.worker_runs IS 'the launcher is there';
+COMMENT ON COLUMN idem.health.processing IS 'keys under a running lease';
+COMMENT ON COLUMN idem.health.oldest_processing IS 'first claim of the oldest of them';
+COMMENT ON COLUMN idem.health.lease_over IS 'keys whose lease is over, not swept or taken over yet';
+COMMENT ON COLUMN idem.health.oldest_lease_over IS 'when the first of those leases ended';
+COMMENT ON COLUMN idem.health.free IS 'keys that wait for another attempt';
+COMMENT ON COLUMN idem.health.oldest_free IS 'since when the oldest of them waits';
+COMMENT ON COLUMN idem.health.in_doubt IS 'keys that wait for idem_resolve()';
+COMMENT ON COLUMN idem.health.oldest_in_doubt IS 'since when the oldest of them waits';
+COMMENT ON COLUMN idem.health.holders IS 'transaction-scoped claims held right now';
+COMMENT ON COLUMN idem.health.oldest_holder IS 'since when the oldest of their transactions runs';
+COMMENT ON COLUMN idem.health.settled_estimate IS 'rows in idem.result, by the last ANALYZE or VACUUM';
+COMMENT ON COLUMN idem.health.overdue_estimate IS 'those of them that no scope keeps any more and that are still there, by the last ANALYZE; NULL: not known, or a scope keeps for ever';
+COMMENT ON COLUMN idem.health.scopes_without_role IS 'scopes whose owner or operators role was dropped';
+REVOKE ALL ON idem.health FROM PUBLIC;
+GRANT SELECT ON idem.health TO pg_monitor;
+
 /* ---- the interface ---- */
 
 CREATE TYPE @extschema@.idem_answer AS (

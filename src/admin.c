@@ -188,6 +188,8 @@ take_over(IdemQuestion *question, text *key, Datum *values, bool *nulls)
 	{
 		decide_check_visible(&d);
 		decide_take(question, &d);
+		stats_add(question->scope->id, IDEM_COUNT_CLAIMED, 1);
+		stats_add(question->scope->id, IDEM_COUNT_TAKEOVERS, 1);
 		values[0] = PointerGetDatum(key);
 		nulls[0] = false;
 		decide_answer(&d, values + 1, nulls + 1);
@@ -225,7 +227,7 @@ idem_recover(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 	candidates.now = GetCurrentTimestamp();
-	ledger_each(IDEM_INFLIGHT, question.scope->id, add_if_free, &candidates);
+	ledger_each(IDEM_INFLIGHT, question.scope->id, false, add_if_free, &candidates);
 	if (candidates.count > 0)
 		qsort(candidates.list, candidates.count, sizeof(Candidate), older_first);
 	for (int i = 0; i < candidates.count && left > 0; i++)
@@ -474,7 +476,7 @@ idem_quarantine(PG_FUNCTION_ARGS)
 
 	operator_only("idem_quarantine()");
 	scope = operators_scope(fcinfo);
-	ledger_each(IDEM_INFLIGHT, scope->id, add_always, &candidates);
+	ledger_each(IDEM_INFLIGHT, scope->id, true, add_always, &candidates);
 	for (int i = 0; i < candidates.count; i++)
 	{
 		IdemKey		key;

@@ -358,6 +358,7 @@ open_table(IdemTable which, LOCKMODE mode)
 		table->checked = true;
 		check_table(table, rel);
 		relation_close(rel, NoLock);
+		stats_mark_database();
 	}
 }
 
@@ -413,7 +414,7 @@ begin_scan(LedgerScan *scan, IdemTable which, LOCKMODE mode, Snapshot snapshot,
 	}
 	scan_keys[0].sk_argument = scope;
 	scan_keys[1].sk_argument = key;
-	scan->scan = index_beginscan(scan->rel, scan->index, snapshot, count, 0);
+	scan->scan = index_beginscan(scan->rel, scan->index, snapshot, NULL, count, 0, 0);
 	index_rescan(scan->scan, scan_keys, count, NULL, 0);
 }
 
@@ -496,11 +497,17 @@ ledger_wait(const IdemRow *row)
 	relation_close(rel, NoLock);
 }
 
-/* Calls back for each committed or own row of a scope (of idem.scope: all rows), copied. */
+/*
+ * Calls back for each committed or own row of a scope (of idem.scope: all
+ * rows), copied. A snapshot of its own misses none; but under SERIALIZABLE it
+ * locks the whole scope against every other key's transaction. A caller that
+ * only wants candidates does without: a row that changes meanwhile may be
+ * missed or come twice then.
+ */
 void
-ledger_each(IdemTable which, int32 scope_id, IdemRowCallback callback, void *arg)
+ledger_each(IdemTable which, int32 scope_id, bool miss_none, IdemRowCallback callback, void *arg)
 {
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = miss_none ? RegisterSnapshot(GetLatestSnapshot()) : SnapshotSelf;
 	LedgerScan	scan;
 	HeapTuple	tuple;
 
@@ -516,7 +523,8 @@ ledger_each(IdemTable which, int32 scope_id, IdemRowCallback callback, void *arg
 		heap_freetuple(row.tuple);
 	}
 	end_scan(&scan);
-	UnregisterSnapshot(snapshot);
+	if (miss_none)
+		UnregisterSnapshot(snapshot);
 }
 
 /* The size of a table. */

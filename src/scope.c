@@ -222,7 +222,7 @@ scope_all(void)
 	};
 	HTAB	   *all = hash_create("idem scopes by id", 64, &ctl, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 
-	ledger_each(IDEM_SCOPE, 0, add_scope, all);
+	ledger_each(IDEM_SCOPE, 0, true, add_scope, all);
 	return all;
 }
 
