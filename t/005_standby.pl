@@ -88,7 +88,7 @@ sub status
 }
 is(status('pay', 'done'), 'replayed|succeeded|1|200|{"ok": true}|t', 'standby: a settled key');
 is(status('pay', 'running'), 'in_progress|processing|1|||t', 'standby: a running lease');
-is(status('pay', 'over'), '|processing|1|||t', 'standby: a lease that is over; no execution is decided');
+is(status('pay', 'over'), '|free|1|||t', 'standby: a lease that is over; no execution is decided');
 is(status('pay', 'doubt'), 'unknown|unknown|1|||t', 'standby: a doubt');
 is(status('s', 'expired'), 'expired|succeeded|1|||t', 'standby: an expired key');
 is(status('pay', 'nothing'), '|||||t', 'standby: a key of which nothing is known');
@@ -195,6 +195,7 @@ is($session->query_safe(q{SELECT count(*) FROM idem.operation WHERE scope = 'pay
 is($session->query_safe(q{SELECT string_agg(event || ' ' || new::text, ', ' ORDER BY at) FROM idem.audit WHERE event = 'quarantine'}),
 	'quarantine {"keys": 10}, quarantine {"keys": 0}', 'it is audited');
 is($session->query_safe(q{SELECT idem_quarantine('unused')}), '0', 'an empty scope has nothing to quarantine');
+is($session->query_safe(q{SELECT idem_once('s', 'after'), idem_once('s', 'after')}), 't|f', 'a session from before the failover settles keys after it');
 $session->quit;
 
 # Nobody executes in doubt; what is settled is replayed as before.
