@@ -221,8 +221,8 @@ SKIP:
 		if $node->safe_psql('postgres', q{SELECT count(*) FROM pg_available_extensions WHERE name = 'amcheck'}) eq '0';
 	$node->safe_psql('postgres', 'CREATE EXTENSION amcheck');
 	is($node->safe_psql('postgres', q{
-			SELECT count(bt_index_check(indexrelid, true)::text) FROM pg_index
-			WHERE indrelid IN ('idem.result'::regclass, 'idem.inflight', 'idem.audit')}), '3', 'indexes have every row');
+			SELECT count(bt_index_check(indexrelid, true)::text) >= 3 FROM pg_index
+			WHERE indrelid IN ('idem.result'::regclass, 'idem.inflight'::regclass, 'idem.audit'::regclass)}), 't', 'indexes have every row');
 	is($node->safe_psql('postgres', q{
 			SELECT r, h.* FROM unnest('{idem.result,idem.inflight,idem.audit}'::regclass[]) AS r, verify_heapam(r) AS h}), '', 'and rows are sound');
 }
