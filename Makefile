@@ -2,8 +2,9 @@
 # that has it: make installcheck. ./scripts/test does all of it by itself.
 
 MODULE_big = idem
-OBJS = src/idem.o src/canonical.o src/fingerprint.o src/key.o src/scope.o \
-	src/held.o src/ledger.o src/decide.o src/claim.o src/settle.o src/explain.o src/admin.o src/sweep.o
+OBJS = src/idem.o src/canonical.o src/number.o src/fingerprint.o src/key.o src/scope.o \
+	src/held.o src/ledger.o src/decide.o src/claim.o src/settle.o src/explain.o src/admin.o src/sweep.o \
+	src/stats.o src/worker.o
 
 EXTENSION = idem
 DATA = idem--1.0.sql
@@ -20,4 +21,4 @@ PGXS := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
 $(OBJS): src/idem.h
-src/canonical.o src/fingerprint.o: src/canonical.h
+src/canonical.o src/number.o src/fingerprint.o: src/canonical.h

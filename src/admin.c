@@ -74,30 +74,6 @@ audit_value(const char *format,...)
 	return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(buffer.data)));
 }
 
-static void
-change_column(Datum *values, bool *nulls, int column, Datum value)
-{
-	values[column - 1] = value;
-	nulls[column - 1] = false;
-}
-
-/* Changes state and deadline of a row of idem.inflight. */
-static void
-change_state(const IdemRow *row, char state, TimestampTz lease_until, TimestampTz now)
-{
-	Datum		v[IDEM_MAX_COLUMNS];
-	bool		n[IDEM_MAX_COLUMNS];
-
-	memcpy(v, row->values, sizeof(v));
-	memcpy(n, row->nulls, sizeof(n));
-	change_column(v, n, Anum_inflight_state, CharGetDatum(state));
-	change_column(v, n, Anum_inflight_lease_until, TimestampTzGetDatum(lease_until));
-	change_column(v, n, Anum_inflight_updated_at, TimestampTzGetDatum(now));
-	ledger_update(row, v, n);
-	CommandCounterIncrement();
-	held_require_durable_commit();
-}
-
 /* Locks a key and decides it, waiting for whoever is writing a row of it. */
 static void
 lock_and_decide(IdemQuestion *question, IdemDecision *d)
@@ -212,6 +188,8 @@ take_over(IdemQuestion *question, text *key, Datum *values, bool *nulls)
 	{
 		decide_check_visible(&d);
 		decide_take(question, &d);
+		stats_add(question->scope->id, IDEM_COUNT_CLAIMED, 1);
+		stats_add(question->scope->id, IDEM_COUNT_TAKEOVERS, 1);
 		values[0] = PointerGetDatum(key);
 		nulls[0] = false;
 		decide_answer(&d, values + 1, nulls + 1);
@@ -249,7 +227,7 @@ idem_recover(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 	candidates.now = GetCurrentTimestamp();
-	ledger_each(IDEM_INFLIGHT, question.scope->id, add_if_free, &candidates);
+	ledger_each(IDEM_INFLIGHT, question.scope->id, false, add_if_free, &candidates);
 	if (candidates.count > 0)
 		qsort(candidates.list, candidates.count, sizeof(Candidate), older_first);
 	for (int i = 0; i < candidates.count && left > 0; i++)
@@ -334,7 +312,7 @@ resolve(FunctionCallInfo fcinfo, IdemDocumentType type)
 				 errmsg("the key is not in doubt"),
 				 key_errdetail(&question.key)));
 	if (state == IDEM_FREE)
-		change_state(d.row, IDEM_FREE, d.now, d.now);
+		ledger_set_state(d.row, IDEM_FREE, d.now, d.now);
 	else
 		settle_resolved(&question, d.row, state, &payload, d.now);
 	held_require_durable_commit();
@@ -376,25 +354,6 @@ idem_resolve_jsonb(PG_FUNCTION_ARGS)
 }
 
 /* ---- forget ---- */
-
-/* Takes the data out of a settled key's row, or the row itself. */
-static void
-erase(const IdemRow *row, bool tombstone)
-{
-	Datum		v[IDEM_MAX_COLUMNS];
-	bool		n[IDEM_MAX_COLUMNS];
-
-	if (!tombstone)
-	{
-		ledger_delete(row);
-		return;
-	}
-	memcpy(v, row->values, sizeof(v));
-	memcpy(n, row->nulls, sizeof(n));
-	n[Anum_result_headers - 1] = n[Anum_result_response - 1] = true;
-	n[Anum_result_body - 1] = n[Anum_result_request - 1] = true;
-	ledger_update(row, v, n);
-}
 
 /*
  * Locks a key and finds its settled rows, waiting for whoever is writing one;
@@ -455,7 +414,10 @@ idem_forget(PG_FUNCTION_ARGS)
 	{
 		if (rows[i].tuple == NULL)
 			continue;
-		erase(&rows[i], tombstone);
+		if (tombstone)
+			ledger_strip(&rows[i]);
+		else
+			ledger_delete(&rows[i]);
 		ledger_audit("forget", scope->id, scope->name, &key, NULL,
 					 audit_value("{\"state\": \"%s\"}", ledger_state_name(ROW_STATE(&rows[i], Anum_result_state))),
 					 audit_value("{\"tombstone\": %s}", tombstone ? "true" : "false"));
@@ -494,7 +456,7 @@ quarantine_key(const IdemKey *key)
 	}
 	found = row.tuple != NULL && ROW_STATE(&row, Anum_inflight_state) != IDEM_IN_DOUBT;
 	if (found)
-		change_state(&row, IDEM_IN_DOUBT, DT_NOEND, GetCurrentTimestamp());
+		ledger_set_state(&row, IDEM_IN_DOUBT, DT_NOEND, GetCurrentTimestamp());
 	held_unlock(key);
 	return found;
 }
@@ -514,7 +476,7 @@ idem_quarantine(PG_FUNCTION_ARGS)
 
 	operator_only("idem_quarantine()");
 	scope = operators_scope(fcinfo);
-	ledger_each(IDEM_INFLIGHT, scope->id, add_always, &candidates);
+	ledger_each(IDEM_INFLIGHT, scope->id, true, add_always, &candidates);
 	for (int i = 0; i < candidates.count; i++)
 	{
 		IdemKey		key;
@@ -524,6 +486,7 @@ idem_quarantine(PG_FUNCTION_ARGS)
 		if (quarantine_key(&key))
 			count++;
 	}
+	held_require_durable_commit();
 	ledger_audit("quarantine", scope->id, scope->name, NULL, NULL, NULL,
 				 audit_value("{\"keys\": " INT64_FORMAT "}", count));
 	PG_RETURN_INT64(count);

@@ -7,7 +7,7 @@
  * shortest string escapes) with one rule of its own: a number is its exact
  * decimal value in ECMAScript's layout.  RFC 8785 sends numbers through an IEEE
  * double, which makes one of 9007199254740993 and 9007199254740992; two amounts
- * of money must not look alike, so no double is involved here.
+ * of money must not look alike, so no double is involved (see number.c).
  *
  * The hard idea is that a document is never rebuilt.  One pass of PostgreSQL's
  * JSON parser leaves an array of 8-byte cells, one for each value and each name,
@@ -30,8 +30,6 @@
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
-
-#include <math.h>
 
 #include "common/cryptohash.h"
 #include "common/jsonapi.h"
@@ -162,20 +160,23 @@ typedef struct Output
 
 /* ---- memory ---- */
 
+/* what an offset or the number of a cell may come to; see Cell */
+#define MAX_ELEMENTS		((1U << 30) - 1)
+
 /*
  * Makes room for "more" elements behind the first "used".  "fixed" is the array
  * that is part of another struct, if any, which must be copied first.
  */
 static void *
-enlarge(void *array, const void *fixed, Size element, uint32 used, uint32 *max, uint32 more)
+enlarge(void *array, const void *fixed, Size element, uint32 used, uint32 *max, Size more)
 {
-	Size		wanted = Max((Size) *max * 2, (Size) used + more);
+	Size		wanted = Max((Size) *max * 2, used + more);
 
-	wanted = Max(wanted, 64);
-	if (wanted > PG_UINT32_MAX)
+	if (used + more > MAX_ELEMENTS)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("JSON document is too large")));
+	wanted = Min(Max(wanted, 64), MAX_ELEMENTS);
 	*max = (uint32) wanted;
 	if (array != NULL && array != fixed)
 		return repalloc_huge(array, wanted * element);
@@ -194,7 +195,7 @@ static inline char *
 aside_reserve(Canonical *c, Size len)
 {
 	if (unlikely(len > (Size) c->maxaside - c->naside))
-		c->aside = enlarge(c->aside, NULL, 1, c->naside, &c->maxaside, (uint32) len);
+		c->aside = enlarge(c->aside, NULL, 1, c->naside, &c->maxaside, len);
 	return c->aside + c->naside;
 }
 
@@ -224,345 +225,25 @@ cell_bytes(const Canonical *c, const Cell *cell)
 
 /* ---- numbers ---- */
 
-/* A decimal number as its digits d1 d2 … dn and the exponent of 0.d1d2… */
-typedef struct Decimal
-{
-	bool		negative;
-	const char *digits;			/* of the integer part */
-	int			ndigits;
-	const char *fraction;		/* digits behind the point */
-	int			first;			/* first significant digit, counting through both */
-	int			count;			/* of significant digits; 0: the value is zero */
-	int64		exponent;
-	/* an exponent too large for int64 arithmetic: its digits, shift to be added */
-	const char *huge;			/* or NULL */
-	int			nhuge;
-	bool		huge_negative;
-} Decimal;
-
-/* Exponents up to this many digits are computed with. */
-#define EXPONENT_DIGITS		17
-
-/* Takes a JSON number apart, or a decimal of numeric_out(). */
-static void
-decimal_parse(const char *token, int len, Decimal *d)
-{
-	const char *p = token;
-	const char *end = token + len;
-	int			nfraction = 0;
-	int			last;
-	int64		exponent = 0;
-
-	memset(d, 0, sizeof(Decimal));
-	d->negative = (p < end && *p == '-');
-	if (d->negative)
-		p++;
-	d->digits = p;
-	while (p < end && *p >= '0' && *p <= '9')
-		p++;
-	d->ndigits = p - d->digits;
-	if (p < end && *p == '.')
-	{
-		d->fraction = ++p;
-		while (p < end && *p >= '0' && *p <= '9')
-			p++;
-		nfraction = p - d->fraction;
-	}
-
-	/* significant digits, counted through the point */
-#define DIGIT(i)	((i) < d->ndigits ? d->digits[i] : d->fraction[(i) - d->ndigits])
-	last = d->ndigits + nfraction - 1;
-	while (last >= 0 && DIGIT(last) == '0')
-		last--;
-	if (last < 0)
-		return;
-	while (DIGIT(d->first) == '0')
-		d->first++;
-	d->count = last - d->first + 1;
-#undef DIGIT
-
-	if (p < end)				/* e or E */
-	{
-		bool		negative;
-
-		p++;
-		negative = (*p == '-');
-		if (*p == '-' || *p == '+')
-			p++;
-		while (p < end && *p == '0')
-			p++;
-		if (end - p > EXPONENT_DIGITS)
-		{
-			d->huge = p;
-			d->nhuge = end - p;
-			d->huge_negative = negative;
-		}
-		else
-		{
-			for (; p < end; p++)
-				exponent = exponent * 10 + (*p - '0');
-			if (negative)
-				exponent = -exponent;
-		}
-	}
-	d->exponent = exponent + d->ndigits - d->first;
-}
-
-/* Copies "count" significant digits, from the given one on. */
-static char *
-decimal_copy(char *dst, const Decimal *d, int from, int count)
-{
-	int			first = d->first + from;
-
-	if (first < d->ndigits)
-	{
-		int			n = Min(count, d->ndigits - first);
-
-		memcpy(dst, d->digits + first, n);
-		dst += n;
-		first += n;
-		count -= n;
-	}
-	if (count > 0)
-		memcpy(dst, d->fraction + (first - d->ndigits), count);
-	return dst + count;
-}
-
-/*
- * Writes an exponent that has more digits than an int64 is trusted with: the
- * digits of the token plus d->exponent - 1, which is small.  The lowest digits
- * are added as a number, and a carry or borrow goes through those before.
- */
-static char *
-decimal_write_huge_exponent(char *dst, const Decimal *d)
-{
-	int			high = d->nhuge - EXPONENT_DIGITS;
-	int64		low = 0;
-	int64		base = 1;
-	char	   *digits = dst;
-	int			i;
-
-	for (i = high; i < d->nhuge; i++)
-	{
-		low = low * 10 + (d->huge[i] - '0');
-		base *= 10;
-	}
-	low += d->huge_negative ? -(d->exponent - 1) : d->exponent - 1;
-
-	*digits++ = '0';			/* for a carry out of the first digit */
-	memcpy(digits, d->huge, high);
-	if (low >= base)
-	{
-		low -= base;
-		for (i = high - 1; digits[i] == '9'; i--)
-			digits[i] = '0';
-		digits[i]++;
-	}
-	else if (low < 0)
-	{
-		low += base;
-		for (i = high - 1; digits[i] == '0'; i--)
-			digits[i] = '9';
-		digits[i]--;
-	}
-	for (i = d->nhuge - 1; i >= high; i--)
-	{
-		digits[i] = '0' + low % 10;
-		low /= 10;
-	}
-
-	/* the first digit may be 0 now, and so may the one before it be */
-	for (i = 0; dst[i] == '0'; i++)
-		;
-	memmove(dst, dst + i, d->nhuge + 1 - i);
-	return dst + d->nhuge + 1 - i;
-}
-
-/* Writes "e+22" and the like. */
-static char *
-decimal_write_exponent(char *dst, const Decimal *d)
-{
-	int64		exponent = d->exponent - 1;
-
-	*dst++ = 'e';
-	*dst++ = (d->huge ? d->huge_negative : exponent < 0) ? '-' : '+';
-	if (d->huge)
-		return decimal_write_huge_exponent(dst, d);
-	return dst + pg_ulltoa_n(exponent < 0 ? -exponent : exponent, dst);
-}
-
-/* room that a canonical number may need: zeros up to 1e21, a sign, a carry */
-#define NUMBER_SIZE(len)	((Size) (len) + 32)
-
-/* Writes a number as ECMAScript's Number::toString lays its digits out. */
-static int
-decimal_write(char *dst, const Decimal *d)
-{
-	char	   *start = dst;
-	int64		point = d->exponent;
-
-	if (d->count == 0)
-	{
-		*dst = '0';
-		return 1;
-	}
-	if (d->negative)
-		*dst++ = '-';
-	if (d->huge == NULL && point > 0 && point <= 21)
-	{
-		int			whole = Min(d->count, (int) point);
-
-		dst = decimal_copy(dst, d, 0, whole);
-		memset(dst, '0', point - whole);
-		dst += point - whole;
-		if (d->count > whole)
-		{
-			*dst++ = '.';
-			dst = decimal_copy(dst, d, whole, d->count - whole);
-		}
-	}
-	else if (d->huge == NULL && point > -6 && point <= 0)
-	{
-		*dst++ = '0';
-		*dst++ = '.';
-		memset(dst, '0', -point);
-		dst = decimal_copy(dst - point, d, 0, d->count);
-	}
-	else
-	{
-		dst = decimal_copy(dst, d, 0, 1);
-		if (d->count > 1)
-		{
-			*dst++ = '.';
-			dst = decimal_copy(dst, d, 1, d->count - 1);
-		}
-		dst = decimal_write_exponent(dst, d);
-	}
-	return dst - start;
-}
-
-/* Whether the decimal of "digits", read as an integer, times 10^scale is read as this double. */
-static bool
-reads_as(uint64 digits, int scale, double value)
-{
-	char		buffer[64];
-
-	snprintf(buffer, sizeof(buffer), UINT64_FORMAT "e%d", digits, scale);
-	return strtod(buffer, NULL) == value;
-}
-
-/* Up to 17 significant digits as an integer. */
-static uint64
-decimal_digits(const Decimal *d)
-{
-	char		buffer[32];
-
-	*decimal_copy(buffer, d, 0, d->count) = '\0';
-	return strtou64(buffer, NULL, 10);
-}
-
-/*
- * Whether ECMAScript, which reads a number as a double, would write the same
- * decimal number back: it writes the fewest digits that are read as that double,
- * and of those the nearest to it.
- */
-static bool
-decimal_survives_double(const Decimal *d)
-{
-	char		buffer[64];
-	uint64		digits;
-	int			scale;
-	double		value;
-	Decimal		nearest;
-
-	if (d->count == 0)
-		return true;
-	if (d->huge || d->count > 17 || d->exponent > 309 || d->exponent < -330)
-		return false;
-	/* fifteen digits always survive, where doubles are normal */
-	if (d->count <= 15 && d->exponent > -300 && d->exponent < 300)
-		return true;
-
-	digits = decimal_digits(d);
-	scale = (int) d->exponent - d->count;
-	snprintf(buffer, sizeof(buffer), UINT64_FORMAT "e%d", digits, scale);
-	value = strtod(buffer, NULL);
-	if (value == 0 || isinf(value))
-		return false;
-
-	/*
-	 * No nearer one of its length must be read as the double.  Below a power of
-	 * two doubles are closer than above, so the nearest of all may miss it.
-	 */
-	snprintf(buffer, sizeof(buffer), "%.*e", d->count - 1, value);
-	decimal_parse(buffer, strlen(buffer), &nearest);
-	if ((nearest.count != d->count || nearest.exponent != d->exponent ||
-		 decimal_digits(&nearest) != digits) &&
-		strtod(buffer, NULL) == value)
-		return false;
-
-	/* And none may be shorter; if one is, it is a neighbour with a digit less. */
-	if (d->count == 1)
-		return true;
-	return !reads_as(digits / 10, scale + 1, value) &&
-		!reads_as(digits / 10 + 1, scale + 1, value);
-}
-
-/*
- * Whether a JSON number is spelled canonically, so that it can stay where it
- * is.  May say no of one that is.
- */
-static bool
-number_is_canonical(const char *token, int len)
-{
-	const char *p = token;
-	const char *end = token + len;
-	const char *digits;
-
-	if (*p == '-')
-		p++;
-	digits = p;
-	while (p < end && *p >= '0' && *p <= '9')
-		p++;
-	if (p - digits > 21)
-		return false;
-	if (p == end)
-		return !(*digits == '0' && *token == '-');
-	if (*p != '.' || end[-1] == '0')
-		return false;
-	if (*digits == '0' && end - p > 6 && memcmp(p + 1, "000000", 6) == 0)
-		return false;
-	for (p++; p < end; p++)
-	{
-		if (*p < '0' || *p > '9')
-			return false;
-	}
-	return true;
-}
-
 /* Makes the cell of a number; "in_document" says that the token is there to stay. */
 static void
 number_cell(Canonical *c, Cell *cell, const char *token, int len, bool in_document)
 {
-	Decimal		decimal;
-	char	   *dst;
 	int			written;
 
-	if (in_document && !c->strict && number_is_canonical(token, len))
-	{
-		fill_cell(cell, SCALAR, IN_DOCUMENT, token - c->document, len);
-		return;
-	}
-	decimal_parse(token, len, &decimal);
-	if (c->strict && !decimal_survives_double(&decimal))
+	if (c->strict && !number_survives_double(token, len))
 		ereport(ERROR,
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
 				 errmsg("number \"%.*s%s\" cannot be represented exactly as an IEEE 754 double",
 						Min(len, 40), token, len > 40 ? "..." : ""),
 				 errdetail("RFC 8785 would change its value."),
 				 errhint("Send it as a string, or do without strict.")));
-	dst = aside_reserve(c, NUMBER_SIZE(len));
-	written = decimal_write(dst, &decimal);
+	if (in_document && number_is_canonical(token, len))
+	{
+		fill_cell(cell, SCALAR, IN_DOCUMENT, token - c->document, len);
+		return;
+	}
+	written = number_write(aside_reserve(c, NUMBER_SIZE(len)), token, len);
 	fill_cell(cell, SCALAR, ASIDE, c->naside, written);
 	c->naside += written;
 }
@@ -613,18 +294,24 @@ escape_byte(char *dst, unsigned char byte)
 	return dst;
 }
 
-/*
- * Writes the inside of the canonical JSON string of some UTF-8 bytes, and
- * returns its length: at most CANONICAL_ESCAPED_SIZE(len).
- */
-int
-canonical_escape(char *dst, const char *src, int len)
+/* The length of what canonical_escape() writes. */
+Size
+canonical_escaped_size(const char *src, int len)
 {
-	char	   *start = dst;
+	char		escape[8];
+	Size		size = 0;
 
 	for (const char *end = src + len; src < end; src++)
+		size += escape_byte(escape, *src) - escape;
+	return size;
+}
+
+/* Writes the inside of the canonical JSON string of some UTF-8 bytes. */
+void
+canonical_escape(char *dst, const char *src, int len)
+{
+	for (const char *end = src + len; src < end; src++)
 		dst = escape_byte(dst, *src);
-	return dst - start;
 }
 
 /* Four hexadecimal digits, which the lexer has checked. */
@@ -943,9 +630,7 @@ order_members(Canonical *c, const Level *level, Cell *object)
 	sort_names(names, n, c);
 
 	if (unlikely(n >= c->maxorder - c->norder))
-		c->order = enlarge(c->order, NULL, sizeof(uint32), c->norder, &c->maxorder, n + 1);
-	if (unlikely(c->norder >= (1U << 30)))
-		elog(ERROR, "too many members in a JSON document");
+		c->order = enlarge(c->order, NULL, sizeof(uint32), c->norder, &c->maxorder, (Size) n + 1);
 	object->place = UNSORTED;
 	object->start = c->norder;
 	c->order[c->norder++] = n;
@@ -1300,7 +985,7 @@ bare_string_cell(Canonical *c, Cell *cell, const char *bytes, int len)
 {
 	bool		plain = true;
 	const char *utf8 = bytes;
-	char	   *start;
+	Size		size;
 	char	   *dst;
 
 	for (int i = 0; i < len && plain; i++)
@@ -1316,12 +1001,12 @@ bare_string_cell(Canonical *c, Cell *cell, const char *bytes, int len)
 		fill_cell(cell, SCALAR, IN_DOCUMENT_BARE, bytes - c->document, len);
 		return;
 	}
-	start = dst = aside_reserve(c, CANONICAL_ESCAPED_SIZE(len) + 2);
-	*dst++ = '"';
-	dst += canonical_escape(dst, utf8, len);
-	*dst++ = '"';
-	fill_cell(cell, plain ? SCALAR : ESCAPED, ASIDE, c->naside, dst - start);
-	c->naside += dst - start;
+	size = canonical_escaped_size(utf8, len) + 2;
+	dst = aside_reserve(c, size);
+	dst[0] = dst[size - 1] = '"';
+	canonical_escape(dst + 1, utf8, len);
+	fill_cell(cell, plain ? SCALAR : ESCAPED, ASIDE, c->naside, size);
+	c->naside += size;
 	if (utf8 != bytes)
 		pfree(unconstify(char *, utf8));
 }

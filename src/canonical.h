@@ -1,8 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * canonical.h
- *		What fingerprint.c and canonical.c share: parsed JSON Pointers, and
- *		the canonical form itself.
+ *		What fingerprint.c, canonical.c and number.c share: parsed JSON Pointers,
+ *		and the canonical form itself.
  *
  *-------------------------------------------------------------------------
  */
@@ -37,12 +37,21 @@ struct IdemPointers
 /* deepest nesting of a document, whatever stack the server has */
 #define CANONICAL_MAX_DEPTH		10000
 
+/* ---- canonical.c ---- */
+
 extern void canonical_digest(Datum document, IdemDocumentType type,
 							 const IdemPointers *pointers, IdemDigest *digest);
 extern text *canonical_text(Datum document, IdemDocumentType type, bool strict);
-extern int	canonical_escape(char *dst, const char *src, int len);
+extern Size canonical_escaped_size(const char *src, int len);
+extern void canonical_escape(char *dst, const char *src, int len);
 
-/* room that canonical_escape() may need */
-#define CANONICAL_ESCAPED_SIZE(len)		((Size) (len) * 6)
+/* ---- number.c ---- */
+
+extern bool number_is_canonical(const char *token, int len);
+extern int	number_write(char *dst, const char *token, int len);
+extern bool number_survives_double(const char *token, int len);
+
+/* room that number_write() may need: zeros up to 1e21, a sign, a carry */
+#define NUMBER_SIZE(len)		((Size) (len) + 32)
 
 #endif							/* IDEM_CANONICAL_H */

@@ -165,7 +165,7 @@ held_unlock(const IdemKey *key)
 
 /* ---- the claims ---- */
 
-/* The open claim on a key, also one settled in a subtransaction still open; or NULL. */
+/* The last claim on a key, also one settled in a subtransaction still open; or NULL. */
 IdemClaim *
 held_find(const IdemKey *key)
 {
@@ -202,23 +202,17 @@ unlink_settled(IdemClaim *claim)
 
 /*
  * Remembers a claim of the current subtransaction, which holds the key lock;
- * the caller fills in what was decided. A claim given up or undone further
- * down in the same transaction is simply held again.
+ * the caller fills in what was decided. If the key has a claim that was
+ * released or settled in a subtransaction still open, the new one covers it:
+ * the old one is back when the new one is rolled back or done.
  */
 IdemClaim *
 held_add(const IdemKey *key)
 {
 	Size		size = VARSIZE_ANY(key->value);
-	IdemClaim  *claim = held_find(key);
+	IdemClaim  *claim;
 	ClaimsEntry *entry;
 	bool		found;
-
-	if (claim != NULL)
-	{
-		unlink_settled(claim);
-		held_unlock(key);		/* it has a lock already */
-		return claim;
-	}
 
 	if (claims == NULL)
 		claims = claims_create(TopMemoryContext, 16, NULL);
@@ -231,7 +225,9 @@ held_add(const IdemKey *key)
 	claim->cid = GetCurrentCommandId(false);
 
 	entry = claims_insert(claims, &claim->key, &found);
-	Assert(!found);
+	if (found)
+		claim->covered = entry->claim;
+	entry->key = &claim->key;
 	entry->claim = claim;
 
 	claim->older_claim = last_claimed;
@@ -241,10 +237,33 @@ held_add(const IdemKey *key)
 	return claim;
 }
 
+/* Takes a claim out of the table; one that it covered is its key's again. */
+static void
+forget_key(IdemClaim *claim)
+{
+	ClaimsEntry *entry = claims_lookup(claims, &claim->key);
+
+	if (entry->claim != claim)
+	{
+		IdemClaim  *above = entry->claim;
+
+		while (above->covered != claim)
+			above = above->covered;
+		above->covered = claim->covered;
+	}
+	else if (claim->covered)
+	{
+		entry->claim = claim->covered;
+		entry->key = &claim->covered->key;
+	}
+	else
+		claims_delete(claims, &claim->key);
+}
+
 static void
 drop_claim(IdemClaim *claim)
 {
-	claims_delete(claims, &claim->key);
+	forget_key(claim);
 	if (claim->settled)
 		unlink_settled(claim);
 	if (claim->newer_claim)
@@ -341,6 +360,7 @@ held_lease_lost(const IdemKey *key)
 	const char *message = "the lease on the key was lost";
 
 	held_doom(ERRCODE_IDEM_LEASE_LOST, message, key);
+	stats_add(key->scope_id, IDEM_COUNT_LEASES_LOST, 1);
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_LEASE_LOST),
 			 errmsg_internal("%s", message),

@@ -15,9 +15,11 @@
 #include "access/htup.h"
 #include "datatype/timestamp.h"
 #include "fmgr.h"
+#include "storage/block.h"
 #include "storage/itemptr.h"
 #include "storage/lockdefs.h"
 #include "utils/array.h"
+#include "utils/hsearch.h"
 #include "utils/jsonb.h"
 #include "utils/relcache.h"
 
@@ -35,10 +37,21 @@
 #define JsonActionResult				JsonParseErrorType
 #define JSON_ACTION_RETURN()			return JSON_SUCCESS
 #endif
+#ifndef BGWORKER_INTERRUPTIBLE
+#define BGWORKER_INTERRUPTIBLE			0
+#endif
 #if PG_VERSION_NUM < 170000
 #define makeJsonLexContextCstringLen(lex, json, len, encoding, need_escapes) \
 	((void) (lex), (makeJsonLexContextCstringLen) (json, len, encoding, need_escapes))
 #define WaitEventExtensionNew(name)		PG_WAIT_EXTENSION
+#endif
+#if PG_VERSION_NUM < 180000
+#define pg_noreturn						pg_attribute_noreturn()
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
+	(index_beginscan) (heap, index, snapshot, nkeys, norderbys)
+#elif PG_VERSION_NUM < 190000
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
+	(index_beginscan) (heap, index, snapshot, instrument, nkeys, norderbys)
 #endif
 
 /* ---- error codes of our own; the README lists them ---- */
@@ -124,8 +137,16 @@ typedef struct IdemScope
 	IdemPointers *pointers;		/* include and exclude, or NULL */
 } IdemScope;
 
+/* an entry of what scope_all() returns */
+typedef struct IdemScopeById
+{
+	int32		id;
+	IdemScope	scope;
+} IdemScopeById;
+
 extern void scope_init(void);
 extern const IdemScope *scope_lookup(const text *name);
+extern HTAB *scope_all(void);
 extern const IdemScope *scope_of_key(FunctionCallInfo fcinfo, IdemKey *key);
 extern int64 scope_duration(const Interval *interval);
 extern TimestampTz scope_deadline(TimestampTz start, int64 duration);
@@ -135,6 +156,8 @@ extern bool scope_within_retention(const IdemScope *scope, TimestampTz completed
 extern bool scope_speaks(const IdemScope *scope, TimestampTz completed_at, TimestampTz now);
 extern bool scope_in_doubt(const IdemScope *scope, int32 attempt, TimestampTz created_at,
 						   TimestampTz now);
+extern bool scope_abandoned(const IdemScope *scope, char state, int32 attempt, TimestampTz created_at,
+							TimestampTz lease_until, TimestampTz now);
 
 /* ---- ledger.c: rows ---- */
 
@@ -144,9 +167,10 @@ typedef enum IdemTable
 	IDEM_RESULT,
 	IDEM_INFLIGHT,
 	IDEM_ARCHIVE,
-	IDEM_AUDIT
+	IDEM_AUDIT,
+	IDEM_SWEEP
 } IdemTable;
-#define IDEM_TABLES				(IDEM_AUDIT + 1)
+#define IDEM_TABLES				(IDEM_SWEEP + 1)
 
 /* columns by attribute number; ledger.c checks that the tables agree */
 typedef enum IdemScopeColumn
@@ -184,6 +208,14 @@ typedef enum IdemAuditColumn
 	Anum_audit_old, Anum_audit_new
 } IdemAuditColumn;
 
+typedef enum IdemSweepColumn
+{
+	Anum_sweep_last_started = 1, Anum_sweep_last_duration, Anum_sweep_reclaimed,
+	Anum_sweep_held, Anum_sweep_archived, Anum_sweep_purged, Anum_sweep_more,
+	Anum_sweep_result_hand, Anum_sweep_archive_hand, Anum_sweep_inflight_hand,
+	Anum_sweep_audit_hand, Anum_sweep_only_row
+} IdemSweepColumn;
+
 #define IDEM_RESULT_COLUMNS		Anum_result_request
 #define IDEM_MAX_COLUMNS		15
 
@@ -200,6 +232,7 @@ typedef struct IdemRow
 	IdemTable	table;
 	HeapTuple	tuple;			/* a copy; NULL: the table has no row of the key */
 	TransactionId busy;			/* another transaction that is writing or deleting it */
+	bool		committed;		/* if busy: it is there already, about to be changed or deleted */
 	bool		own;			/* written by this transaction */
 	bool		visible;		/* to the transaction's snapshot, where it keeps one */
 	Datum		values[IDEM_MAX_COLUMNS];
@@ -236,6 +269,7 @@ typedef struct IdemSettlement
 } IdemSettlement;
 
 typedef void (*IdemRowCallback) (const IdemRow *row, void *arg);
+typedef bool (*IdemWalkCallback) (const IdemRow *row, void *arg);	/* false: stop after this block */
 
 extern void ledger_init(void);
 extern void ledger_open(IdemTable table);
@@ -246,11 +280,19 @@ extern void ledger_insert(IdemTable table, const Datum *values, const bool *null
 extern void ledger_update(const IdemRow *row, const Datum *values, const bool *nulls);
 extern void ledger_delete(const IdemRow *row);
 extern void ledger_delete_key(IdemTable table, const IdemKey *key);
+extern void ledger_set_state(const IdemRow *row, char state, TimestampTz lease_until, TimestampTz now);
+extern void ledger_strip(const IdemRow *row);
 extern void ledger_settle(const IdemKey *key, const IdemSettlement *settlement,
 						  const IdemPayload *payload, TimestampTz now);
 extern void ledger_wait(const IdemRow *row);
-extern void ledger_each(IdemTable table, int32 scope_id, IdemRowCallback callback, void *arg);
+extern void ledger_each(IdemTable table, int32 scope_id, bool miss_none,
+						IdemRowCallback callback, void *arg);
+extern BlockNumber ledger_walk(IdemTable table, BlockNumber start, BlockNumber blocks,
+							   IdemWalkCallback callback, void *arg);
+extern BlockNumber ledger_blocks(IdemTable table);
+extern bool ledger_unchanged(const IdemRow *row);
 extern bool ledger_read_scope(const text *name, IdemRow *row);
+extern bool ledger_read_sweep(IdemRow *row);
 extern bool ledger_scope_in_use(IdemTable table, int32 scope_id);
 extern void ledger_audit(const char *event, int32 scope_id, const char *scope, const IdemKey *key,
 						 const IdemDigest *fingerprint, Jsonb *old_value, Jsonb *new_value);
@@ -285,6 +327,7 @@ typedef struct IdemClaim
 	SubTransactionId settle_subid;
 	TransactionId xid;			/* the transaction's xid and command when it claimed */
 	CommandId	cid;
+	struct IdemClaim *covered;	/* an older one of the key, settled or released */
 	struct IdemClaim *older_claim;	/* by claim_subid, deepest first */
 	struct IdemClaim *newer_claim;
 	struct IdemClaim *older_settled;	/* by settle_subid, deepest first */
@@ -300,7 +343,7 @@ extern void held_keep_request(IdemClaim *claim, Datum request);
 extern void held_settle(IdemClaim *claim, char how);
 extern bool held_untouched(const IdemClaim *claim);
 extern bool held_in_scope(int32 scope_id);
-extern void held_lease_lost(const IdemKey *key) pg_attribute_noreturn();
+pg_noreturn extern void held_lease_lost(const IdemKey *key);
 extern void held_doom(int sqlerrcode, const char *message, const IdemKey *key);
 extern void held_require_durable_commit(void);
 extern void held_pause(int *pause);
@@ -350,6 +393,7 @@ typedef struct IdemDecision
 	TimestampTz now;			/* the clock it was decided by */
 	IdemClaim  *claim;			/* this transaction's open claim, or NULL */
 	IdemRow    *row;			/* the row that spoke, or NULL */
+	char		state;			/* of one in idem.inflight, by the clock */
 	IdemRow		result;			/* what the probes found; tuple NULL: nothing */
 	IdemRow		inflight;
 	IdemRow		archive;
@@ -378,5 +422,47 @@ extern Datum decide_answer_datum(FunctionCallInfo fcinfo, const Datum *values, c
 extern void settle_read_payload(FunctionCallInfo fcinfo, IdemDocumentType type, int response_arg,
 								int status_arg, IdemPayload *payload);
 extern void settle_handled(const IdemKey *key, const IdemPayload *payload);
+
+/* ---- sweep.c ---- */
+
+/* as IDEM_KEY_LOCK_CLASS: the lock that keeps a database's sweeps apart */
+#define IDEM_SWEEP_LOCK_CLASS	7454
+
+typedef struct IdemSweepCounts
+{
+	int64		reclaimed;		/* leases that were over, free again */
+	int64		held;			/* leases that were over, in doubt */
+	int64		archived;		/* settled keys stripped or moved */
+	int64		purged;			/* rows removed */
+	bool		more;			/* there is work left */
+} IdemSweepCounts;
+
+extern void sweep_run(int64 max_rows, bool paced, IdemSweepCounts *counts);
+
+/* ---- stats.c ---- */
+
+/* in the order of idem_stat()'s columns; the first ones in that of IdemOutcome */
+typedef enum IdemCounter
+{
+	IDEM_COUNT_CLAIMED, IDEM_COUNT_REPLAYED, IDEM_COUNT_IN_PROGRESS, IDEM_COUNT_MISMATCH,
+	IDEM_COUNT_EXPIRED, IDEM_COUNT_UNKNOWN,
+	IDEM_COUNT_TAKEOVERS, IDEM_COUNT_SUCCEEDED, IDEM_COUNT_FAILED, IDEM_COUNT_RELEASED,
+	IDEM_COUNT_IN_DOUBT, IDEM_COUNT_LEASES_LOST, IDEM_COUNT_RECLAIMED, IDEM_COUNT_HELD,
+	IDEM_COUNT_ARCHIVED, IDEM_COUNT_PURGED
+} IdemCounter;
+#define IDEM_COUNTERS			(IDEM_COUNT_PURGED + 1)
+
+extern bool idem_track;
+
+extern void stats_init(void);
+extern void stats_add(int32 scope_id, IdemCounter counter, int64 n);
+extern void stats_replay_age(int32 scope_id, int64 microseconds);
+extern void stats_mark_database(void);
+extern bool stats_database_marked(Oid oid);
+extern bool stats_set_failing(bool failing);
+
+/* ---- worker.c ---- */
+
+extern void worker_init(void);
 
 #endif							/* IDEM_H */

@@ -30,6 +30,7 @@
 #include "access/genam.h"
 #include "access/heapam.h"
 #include "access/htup_details.h"
+#include "access/multixact.h"
 #include "access/relation.h"
 #include "access/stratnum.h"
 #include "access/table.h"
@@ -47,7 +48,9 @@
 #include "executor/tuptable.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "storage/bufmgr.h"
 #include "storage/lmgr.h"
+#include "storage/procarray.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
@@ -97,6 +100,13 @@ static const LedgerColumn audit_columns[] = {
 	{"old", JSONBOID}, {"new", JSONBOID}
 };
 
+static const LedgerColumn sweep_columns[] = {
+	{"last_started", TIMESTAMPTZOID}, {"last_duration", INTERVALOID}, {"reclaimed", INT8OID},
+	{"held", INT8OID}, {"archived", INT8OID}, {"purged", INT8OID}, {"more", BOOLOID},
+	{"result_hand", INT8OID}, {"archive_hand", INT8OID}, {"inflight_hand", INT8OID},
+	{"audit_hand", INT8OID}, {"only_row", BOOLOID}
+};
+
 typedef struct LedgerTable
 {
 	const char *name;
@@ -104,6 +114,7 @@ typedef struct LedgerTable
 	int			natts;
 	int			scope_column;	/* first column of the index we look rows up by */
 	int			key_column;		/* second one, or 0 */
+	Oid			equal;			/* of the first one's type */
 	bool		straight;		/* written by this file alone */
 
 	/* what the last check found; forgotten on invalidation */
@@ -117,11 +128,12 @@ typedef struct LedgerTable
 } LedgerTable;
 
 static LedgerTable tables[IDEM_TABLES] = {
-	[IDEM_SCOPE] = {"scope", scope_columns, lengthof(scope_columns), Anum_scope_name, 0, false},
-	[IDEM_RESULT] = {"result", result_columns, IDEM_RESULT_COLUMNS, Anum_result_scope_id, Anum_result_key, true},
-	[IDEM_INFLIGHT] = {"inflight", inflight_columns, lengthof(inflight_columns), Anum_inflight_scope_id, Anum_inflight_key, true},
-	[IDEM_ARCHIVE] = {"archive", result_columns, lengthof(result_columns), Anum_result_scope_id, Anum_result_key, true},
-	[IDEM_AUDIT] = {"audit", audit_columns, lengthof(audit_columns), Anum_audit_scope_id, Anum_audit_key, true},
+	[IDEM_SCOPE] = {"scope", scope_columns, lengthof(scope_columns), Anum_scope_name, 0, F_TEXTEQ, false},
+	[IDEM_RESULT] = {"result", result_columns, IDEM_RESULT_COLUMNS, Anum_result_scope_id, Anum_result_key, F_INT4EQ, true},
+	[IDEM_INFLIGHT] = {"inflight", inflight_columns, lengthof(inflight_columns), Anum_inflight_scope_id, Anum_inflight_key, F_INT4EQ, true},
+	[IDEM_ARCHIVE] = {"archive", result_columns, lengthof(result_columns), Anum_result_scope_id, Anum_result_key, F_INT4EQ, true},
+	[IDEM_AUDIT] = {"audit", audit_columns, lengthof(audit_columns), Anum_audit_scope_id, Anum_audit_key, F_INT4EQ, true},
+	[IDEM_SWEEP] = {"sweep", sweep_columns, lengthof(sweep_columns), Anum_sweep_only_row, 0, F_BOOLEQ, true},
 };
 
 /* ---- opening a table ---- */
@@ -189,11 +201,15 @@ check_additions(Relation rel)
 }
 
 static bool
-is_lookup_index(const LedgerTable *table, Form_pg_index index)
+is_lookup_index(const LedgerTable *table, Relation index)
 {
-	return index->indisvalid && index->indnkeyatts == (table->key_column ? 2 : 1) &&
-		index->indkey.values[0] == table->scope_column &&
-		(table->key_column == 0 || index->indkey.values[1] == table->key_column);
+	Form_pg_index form = index->rd_index;
+
+	return form->indisvalid && index->rd_rel->relam == BTREE_AM_OID &&
+		heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) &&
+		form->indnkeyatts == (table->key_column ? 2 : 1) &&
+		form->indkey.values[0] == table->scope_column &&
+		(table->key_column == 0 || form->indkey.values[1] == table->key_column);
 }
 
 /* Finds the index that keys are looked up by; refuses one we could not keep right. */
@@ -210,7 +226,7 @@ check_indexes(LedgerTable *table, Relation rel)
 		Relation	index = index_open(lfirst_oid(cell), AccessShareLock);
 		Form_pg_index form = index->rd_index;
 
-		if (is_lookup_index(table, form) &&
+		if (is_lookup_index(table, index) &&
 			(!OidIsValid(table->lookup_index) || form->indisprimary))
 			table->lookup_index = RelationGetRelid(index);
 		if (table->straight &&
@@ -243,13 +259,9 @@ set_scan_keys(LedgerTable *table)
 {
 	MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
 
-	if (table->key_column == 0)
-		ScanKeyInit(&table->scan_keys[0], table->scope_column, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
-	else
-	{
-		ScanKeyInit(&table->scan_keys[0], table->scope_column, BTEqualStrategyNumber, F_INT4EQ, (Datum) 0);
+	ScanKeyInit(&table->scan_keys[0], table->scope_column, BTEqualStrategyNumber, table->equal, (Datum) 0);
+	if (table->key_column != 0)
 		ScanKeyInit(&table->scan_keys[1], table->key_column, BTEqualStrategyNumber, F_TEXTEQ, (Datum) 0);
-	}
 	MemoryContextSwitchTo(caller);
 }
 
@@ -346,6 +358,7 @@ open_table(IdemTable which, LOCKMODE mode)
 		table->checked = true;
 		check_table(table, rel);
 		relation_close(rel, NoLock);
+		stats_mark_database();
 	}
 }
 
@@ -373,7 +386,7 @@ ledger_scope_relid(void)
 
 /* ---- reading ---- */
 
-/* A scan for the rows with a key, or of a scope. */
+/* A scan for the rows with a key (two columns), of a scope (one), or all (none). */
 typedef struct LedgerScan
 {
 	IdemTable	table;
@@ -385,11 +398,10 @@ typedef struct LedgerScan
 
 static void
 begin_scan(LedgerScan *scan, IdemTable which, LOCKMODE mode, Snapshot snapshot,
-		   Datum scope, Datum key)
+		   int count, Datum scope, Datum key)
 {
 	LedgerTable *table = &tables[which];
 	ScanKeyData scan_keys[2];
-	int			count = key ? 2 : 1;
 
 	scan->table = which;
 	scan->rel = open_table(which, mode);
@@ -402,7 +414,7 @@ begin_scan(LedgerScan *scan, IdemTable which, LOCKMODE mode, Snapshot snapshot,
 	}
 	scan_keys[0].sk_argument = scope;
 	scan_keys[1].sk_argument = key;
-	scan->scan = index_beginscan(scan->rel, scan->index, snapshot, count, 0);
+	scan->scan = index_beginscan(scan->rel, scan->index, snapshot, NULL, count, 0, 0);
 	index_rescan(scan->scan, scan_keys, count, NULL, 0);
 }
 
@@ -436,11 +448,28 @@ copy_row(const LedgerScan *scan, HeapTuple tuple, IdemRow *row)
 {
 	row->table = scan->table;
 	row->busy = InvalidTransactionId;
+	row->committed = true;
 	row->own = TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data));
 	row->visible = row->own || !IsolationUsesXactSnapshot() ||
 		table_tuple_satisfies_snapshot(scan->rel, scan->slot, GetTransactionSnapshot());
 	row->tuple = heap_copytuple(tuple);
 	heap_deform_tuple(row->tuple, RelationGetDescr(scan->rel), row->values, row->nulls);
+}
+
+/*
+ * Has a table no block? A database that uses no leases, or archives nothing,
+ * does not pay for looking there: asking for the size costs a tenth of
+ * descending an empty index. Who writes a row extends the table before giving
+ * the key lock back.
+ */
+static bool
+is_empty(IdemTable which)
+{
+	Relation	rel = open_table(which, row_lock());
+	bool		result = RelationGetNumberOfBlocks(rel) == 0;
+
+	relation_close(rel, NoLock);
+	return result;
 }
 
 /*
@@ -454,18 +483,19 @@ ledger_probe(IdemTable which, const IdemKey *key, IdemRow *row)
 	LedgerScan	scan;
 	HeapTuple	tuple;
 
+	row->tuple = NULL;
+	if (which != IDEM_RESULT && is_empty(which))
+		return;
 	InitDirtySnapshot(dirty);
-	begin_scan(&scan, which, row_lock(), &dirty, Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
+	begin_scan(&scan, which, row_lock(), &dirty, 2,
+			   Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
 	tuple = next_row(&scan);
-	if (tuple == NULL)
-		row->tuple = NULL;
-	else
+	if (tuple != NULL)
 	{
 		/* a row that is not busy is the only one; a busy one is as good as any */
-		TransactionId busy = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
-
 		copy_row(&scan, tuple, row);
-		row->busy = busy;
+		row->committed = !TransactionIdIsValid(dirty.xmin);
+		row->busy = row->committed ? dirty.xmax : dirty.xmin;
 	}
 	end_scan(&scan);
 }
@@ -480,15 +510,22 @@ ledger_wait(const IdemRow *row)
 	relation_close(rel, NoLock);
 }
 
-/* Calls back for each committed or own row of a scope, copied. */
+/*
+ * Calls back for each committed or own row of a scope (of idem.scope: all
+ * rows), copied. A snapshot of its own misses none; but under SERIALIZABLE it
+ * locks the whole scope against every other key's transaction. A caller that
+ * only wants candidates does without: a row that changes meanwhile may be
+ * missed or come twice then.
+ */
 void
-ledger_each(IdemTable which, int32 scope_id, IdemRowCallback callback, void *arg)
+ledger_each(IdemTable which, int32 scope_id, bool miss_none, IdemRowCallback callback, void *arg)
 {
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = miss_none ? RegisterSnapshot(GetLatestSnapshot()) : SnapshotSelf;
 	LedgerScan	scan;
 	HeapTuple	tuple;
 
-	begin_scan(&scan, which, row_lock(), snapshot, Int32GetDatum(scope_id), (Datum) 0);
+	begin_scan(&scan, which, row_lock(), snapshot, which == IDEM_SCOPE ? 0 : 1,
+			   Int32GetDatum(scope_id), (Datum) 0);
 	while ((tuple = next_row(&scan)) != NULL)
 	{
 		IdemRow		row;
@@ -499,24 +536,125 @@ ledger_each(IdemTable which, int32 scope_id, IdemRowCallback callback, void *arg
 		heap_freetuple(row.tuple);
 	}
 	end_scan(&scan);
-	UnregisterSnapshot(snapshot);
+	if (miss_none)
+		UnregisterSnapshot(snapshot);
 }
 
-/* Reads the contract of a scope as it is now, whatever the transaction's snapshot. */
+/* The size of a table. */
+BlockNumber
+ledger_blocks(IdemTable which)
+{
+	Relation	rel = open_table(which, row_lock());
+	BlockNumber result = RelationGetNumberOfBlocks(rel);
+
+	relation_close(rel, NoLock);
+	return result;
+}
+
+/*
+ * Calls back for each committed or own row in some blocks of a table, until
+ * the callback has had enough. The row is good for the call only. Returns the
+ * block to go on at, 0 at the end of the table.
+ */
+BlockNumber
+ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCallback callback, void *arg)
+{
+	Relation	rel = open_table(which, row_lock());
+	BlockNumber size = RelationGetNumberOfBlocks(rel);
+	BlockNumber end = Min((uint64) size, (uint64) start + blocks);
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	TableScanDesc scan;
+	ItemPointerData first,
+				last;
+	BlockNumber stop = InvalidBlockNumber;
+
+	if (start >= end)
+		start = end = 0;
+	ItemPointerSet(&first, start, FirstOffsetNumber);
+	ItemPointerSet(&last, end > 0 ? end - 1 : 0, MaxOffsetNumber);
+	scan = table_beginscan_tidrange(rel, snapshot, &first, &last);
+	while (end > 0 && table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
+	{
+		BlockNumber block = ItemPointerGetBlockNumber(&slot->tts_tid);
+		IdemRow		row = {.table = which, .committed = true, .visible = true};
+
+		CHECK_FOR_INTERRUPTS();
+		if (stop != InvalidBlockNumber && block != stop)
+		{
+			end = block;
+			break;
+		}
+		row.tuple = ExecFetchSlotHeapTuple(slot, false, NULL);
+		heap_deform_tuple(row.tuple, RelationGetDescr(rel), row.values, row.nulls);
+		if (!callback(&row, arg))
+			stop = block;
+	}
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(snapshot);
+	relation_close(rel, NoLock);
+	return end >= size ? 0 : end;
+}
+
+/*
+ * Is a row that was read before the key lock was taken still the row of its
+ * key, nobody writing or locking it?
+ */
 bool
-ledger_read_scope(const text *name, IdemRow *row)
+ledger_unchanged(const IdemRow *row)
+{
+	Relation	rel = open_table(row->table, row_lock());
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	SnapshotData dirty;
+	bool		result;
+
+	InitDirtySnapshot(dirty);
+	result = table_tuple_fetch_row_version(rel, &row->tuple->t_self, &dirty, slot) &&
+		!TransactionIdIsValid(dirty.xmin) && !TransactionIdIsValid(dirty.xmax);
+	if (result)
+	{
+		HeapTupleHeader header = ExecFetchSlotHeapTuple(slot, false, NULL)->t_data;
+		TransactionId xmax = HeapTupleHeaderGetRawXmax(header);
+
+		if (!(header->t_infomask & HEAP_XMAX_INVALID))
+			result = (header->t_infomask & HEAP_XMAX_IS_MULTI) ? !MultiXactIdIsRunning(xmax, true) :
+				TransactionIdIsCurrentTransactionId(xmax) || !TransactionIdIsInProgress(xmax);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	relation_close(rel, NoLock);
+	return result;
+}
+
+/* Reads the first row with that value as it is now, whatever the transaction's snapshot. */
+static bool
+read_latest(IdemTable which, LOCKMODE mode, Datum value, IdemRow *row)
 {
 	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	LedgerScan	scan;
 	HeapTuple	tuple;
 
-	begin_scan(&scan, IDEM_SCOPE, AccessShareLock, snapshot, PointerGetDatum(name), (Datum) 0);
+	begin_scan(&scan, which, mode, snapshot, 1, value, (Datum) 0);
 	tuple = next_row(&scan);
 	if (tuple != NULL)
 		copy_row(&scan, tuple, row);
 	end_scan(&scan);
 	UnregisterSnapshot(snapshot);
 	return tuple != NULL;
+}
+
+/* Reads the one row of idem.sweep; false: no sweep has been there yet. */
+bool
+ledger_read_sweep(IdemRow *row)
+{
+	return read_latest(IDEM_SWEEP, row_lock(), BoolGetDatum(true), row);
+}
+
+/* Reads the contract of a scope; false: there is none. */
+bool
+ledger_read_scope(const text *name, IdemRow *row)
+{
+	return read_latest(IDEM_SCOPE, AccessShareLock, PointerGetDatum(name), row);
 }
 
 /*
@@ -531,13 +669,20 @@ ledger_scope_in_use(IdemTable which, int32 scope_id)
 	bool		result;
 
 	InitDirtySnapshot(dirty);
-	begin_scan(&scan, which, ShareLock, &dirty, Int32GetDatum(scope_id), (Datum) 0);
+	begin_scan(&scan, which, ShareLock, &dirty, 1, Int32GetDatum(scope_id), (Datum) 0);
 	result = next_row(&scan) != NULL;
 	end_scan(&scan);
 	return result;
 }
 
 /* ---- writing ---- */
+
+static void
+set_value(Datum *values, bool *nulls, int column, Datum value, bool isnull)
+{
+	values[column - 1] = value;
+	nulls[column - 1] = isnull;
+}
 
 /* Adds a row, with values in the order of the table's columns. */
 void
@@ -551,8 +696,9 @@ ledger_insert(IdemTable which, const Datum *values, const bool *nulls)
 	if (table->one_index)
 	{
 		Relation	index = pin_relation(table->lookup_index);
-		Datum		index_values[2] = {values[table->scope_column - 1], values[table->key_column - 1]};
-		bool		index_nulls[2] = {nulls[table->scope_column - 1], nulls[table->key_column - 1]};
+		int			second = table->key_column ? table->key_column : table->scope_column;
+		Datum		index_values[2] = {values[table->scope_column - 1], values[second - 1]};
+		bool		index_nulls[2] = {nulls[table->scope_column - 1], nulls[second - 1]};
 
 		simple_heap_insert(rel, tuple);
 		index_insert(index, index_values, index_nulls, &tuple->t_self, rel,
@@ -598,6 +744,38 @@ ledger_delete(const IdemRow *row)
 	relation_close(rel, NoLock);
 }
 
+/* Changes state and deadline of a row of idem.inflight. */
+void
+ledger_set_state(const IdemRow *row, char state, TimestampTz lease_until, TimestampTz now)
+{
+	Datum		v[IDEM_MAX_COLUMNS];
+	bool		n[IDEM_MAX_COLUMNS];
+
+	memcpy(v, row->values, sizeof(v));
+	memcpy(n, row->nulls, sizeof(n));
+	set_value(v, n, Anum_inflight_state, CharGetDatum(state), false);
+	set_value(v, n, Anum_inflight_lease_until, TimestampTzGetDatum(lease_until), false);
+	set_value(v, n, Anum_inflight_updated_at, TimestampTzGetDatum(now), false);
+	ledger_update(row, v, n);
+	CommandCounterIncrement();
+}
+
+/* Takes the data out of the row of a settled key. */
+void
+ledger_strip(const IdemRow *row)
+{
+	Datum		v[IDEM_MAX_COLUMNS];
+	bool		n[IDEM_MAX_COLUMNS];
+
+	memcpy(v, row->values, sizeof(v));
+	memcpy(n, row->nulls, sizeof(n));
+	set_value(v, n, Anum_result_headers, (Datum) 0, true);
+	set_value(v, n, Anum_result_response, (Datum) 0, true);
+	set_value(v, n, Anum_result_body, (Datum) 0, true);
+	set_value(v, n, Anum_result_request, (Datum) 0, true);
+	ledger_update(row, v, n);
+}
+
 /* Deletes the row of a key that the caller, holding the key lock, has seen there. */
 void
 ledger_delete_key(IdemTable table, const IdemKey *key)
@@ -607,13 +785,6 @@ ledger_delete_key(IdemTable table, const IdemKey *key)
 	ledger_probe(table, key, &row);
 	if (row.tuple != NULL)
 		ledger_delete(&row);
-}
-
-static void
-set_value(Datum *values, bool *nulls, int column, Datum value, bool isnull)
-{
-	values[column - 1] = value;
-	nulls[column - 1] = isnull;
 }
 
 /* Writes the row of a settled key. */
@@ -675,7 +846,8 @@ ledger_audited(const char *event, const IdemKey *key, const IdemDigest *fingerpr
 	bool		found = false;
 
 	InitDirtySnapshot(dirty);
-	begin_scan(&scan, IDEM_AUDIT, row_lock(), &dirty, Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
+	begin_scan(&scan, IDEM_AUDIT, row_lock(), &dirty, 2,
+			   Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
 	while (!found && (tuple = next_row(&scan)) != NULL)
 	{
 		TupleDesc	desc = RelationGetDescr(scan.rel);

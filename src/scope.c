@@ -201,6 +201,31 @@ scope_lookup(const text *name)
 	return &entry->scope;
 }
 
+static void
+add_scope(const IdemRow *row, void *arg)
+{
+	HTAB	   *all = arg;
+	int32		id = DatumGetInt32(ROW_VALUE(row, Anum_scope_id));
+	IdemScopeById *entry = hash_search(all, &id, HASH_ENTER, NULL);
+
+	fill_scope(row, &entry->scope);
+}
+
+/* All contracts as they are now, by id, for a sweep; in the current memory context. */
+HTAB *
+scope_all(void)
+{
+	HASHCTL		ctl = {
+		.keysize = sizeof(int32),
+		.entrysize = sizeof(IdemScopeById),
+		.hcxt = CurrentMemoryContext
+	};
+	HTAB	   *all = hash_create("idem scopes by id", 64, &ctl, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+
+	ledger_each(IDEM_SCOPE, 0, true, add_scope, all);
+	return all;
+}
+
 /*
  * What every function on a key begins with: reads scope and key, the first two
  * arguments. idem.result is opened before the scope is looked up, see above.
@@ -267,6 +292,16 @@ scope_in_doubt(const IdemScope *scope, int32 attempt, TimestampTz created_at, Ti
 	return scope->hold ||
 		(scope->max_attempts > 0 && attempt >= scope->max_attempts) ||
 		now > scope_deadline(created_at, scope->retry_within);
+}
+
+/* Is a key in flight forgotten: free, or its lease over, for longer than the retention? */
+bool
+scope_abandoned(const IdemScope *scope, char state, int32 attempt, TimestampTz created_at,
+				TimestampTz lease_until, TimestampTz now)
+{
+	if (state == IDEM_IN_DOUBT || now < scope_deadline(lease_until, scope->retention))
+		return false;
+	return state == IDEM_FREE || !scope_in_doubt(scope, attempt, created_at, now);
 }
 
 /* ---- the trigger on idem.scope ---- */

@@ -17,6 +17,7 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "tcop/utility.h"
@@ -43,7 +44,7 @@ typedef struct Holder
 	IdemKey		key;
 	bool		has_token;
 	int64		token;
-	IdemClaim  *claim;			/* this transaction's, or NULL */
+	IdemClaim  *claim;			/* this transaction's, not settled yet; or NULL */
 } Holder;
 
 static void
@@ -56,6 +57,8 @@ read_holder(FunctionCallInfo fcinfo, const char *function, int token_arg, Holder
 	holder->has_token = !PG_ARGISNULL(token_arg);
 	holder->token = holder->has_token ? PG_GETARG_INT64(token_arg) : 0;
 	holder->claim = held_find(&holder->key);
+	if (holder->claim && holder->claim->settled)
+		holder->claim = NULL;	/* its row says more */
 	if (holder->claim && holder->has_token && holder->token != holder->claim->token)
 		held_lease_lost(&holder->key);
 }
@@ -121,6 +124,13 @@ settle_read_payload(FunctionCallInfo fcinfo, IdemDocumentType type, int response
 	payload->body = payload->no_body ? (Datum) 0 : PG_GETARG_DATUM(status_arg + 2);
 }
 
+static void
+count_settled(const Holder *holder, char verdict)
+{
+	stats_add(holder->key.scope_id,
+			  verdict == IDEM_SUCCEEDED ? IDEM_COUNT_SUCCEEDED : IDEM_COUNT_FAILED, 1);
+}
+
 /* Settles this transaction's own claim. */
 static void
 settle_claim(const Holder *holder, char verdict, const IdemPayload *payload)
@@ -135,13 +145,6 @@ settle_claim(const Holder *holder, char verdict, const IdemPayload *payload)
 		.state = verdict
 	};
 
-	if (claim->settled)
-	{
-		if (claim->settled != verdict)
-			not_held(holder, claim->settled == IDEM_FREE ? "The claim was released." :
-					 "The claim was settled with the other verdict.");
-		return;
-	}
 	if (claim->has_result)
 		ledger_delete_key(IDEM_RESULT, &holder->key);
 	if (claim->has_inflight)
@@ -150,6 +153,7 @@ settle_claim(const Holder *holder, char verdict, const IdemPayload *payload)
 		ledger_delete_key(IDEM_ARCHIVE, &holder->key);
 	ledger_settle(&holder->key, &settlement, payload, GetCurrentTimestamp());
 	held_settle(claim, verdict);
+	count_settled(holder, verdict);
 }
 
 /* Settles the claim that idem_call() made, unless its handler has done so. */
@@ -215,6 +219,7 @@ settle_lease(const Holder *holder, char verdict, const IdemPayload *payload)
 
 		ledger_delete(&row);
 		ledger_settle(&holder->key, &settlement, payload, GetCurrentTimestamp());
+		count_settled(holder, verdict);
 	}
 	held_unlock(&holder->key);
 }
@@ -375,8 +380,6 @@ idem_release(PG_FUNCTION_ARGS)
 	read_holder(fcinfo, "idem_release()", 2, &holder);
 	if (holder.claim)
 	{
-		if (holder.claim->settled)
-			not_held(&holder, "It is settled or released.");
 		if (!held_untouched(holder.claim))
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -384,6 +387,7 @@ idem_release(PG_FUNCTION_ARGS)
 					 key_errdetail(&holder.key),
 					 errhint("Roll back instead.")));
 		held_settle(holder.claim, IDEM_FREE);
+		stats_add(holder.key.scope_id, IDEM_COUNT_RELEASED, 1);
 		PG_RETURN_VOID();
 	}
 
@@ -393,6 +397,7 @@ idem_release(PG_FUNCTION_ARGS)
 	change_column(&change, Anum_inflight_lease_until, TimestampTzGetDatum(change.now));
 	change.nulls[Anum_inflight_claimant - 1] = true;
 	write_change(&holder, &change);
+	stats_add(holder.key.scope_id, IDEM_COUNT_RELEASED, 1);
 	PG_RETURN_VOID();
 }
 
@@ -436,24 +441,21 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 {
 	Holder		holder;
 	Change		change;
+	int64		lease;
 
 	read_holder(fcinfo, "idem_checkpoint()", 2, &holder);
 	if (PG_ARGISNULL(3))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("recovery_point must not be null")));
+	lease = PG_ARGISNULL(5) ? 0 : key_interval(fcinfo, 5, "lease");
 	lock_lease(&holder, &change);
 	refuse_in_doubt(&holder, &change);
 	change_column(&change, Anum_inflight_recovery_point, PG_GETARG_DATUM(3));
 	change_column(&change, Anum_inflight_checkpoint, PG_ARGISNULL(4) ? (Datum) 0 : PG_GETARG_DATUM(4));
 	change.nulls[Anum_inflight_checkpoint - 1] = PG_ARGISNULL(4);
-	if (!PG_ARGISNULL(5))
-	{
-		int64		lease = key_interval(fcinfo, 5, "lease");
-
-		if (lease > 0)
-			renew(&change, lease);
-	}
+	if (lease > 0)
+		renew(&change, lease);
 	write_change(&holder, &change);
 	held_require_durable_commit();
 	PG_RETURN_VOID();
@@ -479,6 +481,7 @@ idem_unknown(PG_FUNCTION_ARGS)
 	ledger_audit("unknown", holder.scope->id, holder.scope->name, &holder.key, NULL, NULL,
 				 PG_ARGISNULL(3) ? NULL : PG_GETARG_JSONB_P(3));
 	write_change(&holder, &change);
+	stats_add(holder.key.scope_id, IDEM_COUNT_IN_DOUBT, 1);
 	held_require_durable_commit();
 	PG_RETURN_VOID();
 }
