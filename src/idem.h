@@ -46,6 +46,7 @@
 #define WaitEventExtensionNew(name)		PG_WAIT_EXTENSION
 #endif
 #if PG_VERSION_NUM < 180000
+#define CreateTupleDescTruncatedCopy(desc, n)	ledger_truncated_copy(desc, n)
 #define pg_noreturn						pg_attribute_noreturn()
 #define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
 	(index_beginscan) (heap, index, snapshot, nkeys, norderbys)
@@ -190,9 +191,9 @@ typedef enum IdemScopeColumn
 typedef enum IdemResultColumn
 {
 	Anum_result_token = 1, Anum_result_created_at, Anum_result_completed_at,
-	Anum_result_scope_id, Anum_result_attempt, Anum_result_status_code,
-	Anum_result_form, Anum_result_state, Anum_result_fingerprint, Anum_result_key,
-	Anum_result_headers, Anum_result_response, Anum_result_body, Anum_result_request,
+	Anum_result_scope_id, Anum_result_attempt, Anum_result_form, Anum_result_state,
+	Anum_result_fingerprint, Anum_result_key, Anum_result_response,
+	Anum_result_status_code, Anum_result_headers, Anum_result_body, Anum_result_request,
 	Anum_archive_archived_at
 } IdemResultColumn;
 

@@ -81,9 +81,9 @@ static const LedgerColumn scope_columns[] = {
 
 static const LedgerColumn result_columns[] = {
 	{"token", INT8OID}, {"created_at", TIMESTAMPTZOID}, {"completed_at", TIMESTAMPTZOID},
-	{"scope_id", INT4OID}, {"attempt", INT4OID}, {"status_code", INT4OID}, {"form", INT2OID},
-	{"state", CHAROID}, {"fingerprint", InvalidOid}, {"key", TEXTOID}, {"headers", JSONBOID},
-	{"response", JSONOID}, {"body", BYTEAOID}, {"request", JSONOID},
+	{"scope_id", INT4OID}, {"attempt", INT4OID}, {"form", INT2OID}, {"state", CHAROID},
+	{"fingerprint", InvalidOid}, {"key", TEXTOID}, {"response", JSONOID}, {"status_code", INT4OID},
+	{"headers", JSONBOID}, {"body", BYTEAOID}, {"request", JSONOID},
 	{"archived_at", TIMESTAMPTZOID}	/* idem.archive only */
 };
 
@@ -125,6 +125,9 @@ typedef struct LedgerTable
 	bool		one_index;		/* and there is no other */
 	IndexInfo  *index_info;		/* of that one */
 	ScanKeyData scan_keys[2];
+
+	/* the table's first columns, by their number; made when needed */
+	TupleDesc	short_descs[IDEM_MAX_COLUMNS + 1];
 } LedgerTable;
 
 static LedgerTable tables[IDEM_TABLES] = {
@@ -684,14 +687,48 @@ set_value(Datum *values, bool *nulls, int column, Datum value, bool isnull)
 	nulls[column - 1] = isnull;
 }
 
+#if PG_VERSION_NUM < 180000
+static TupleDesc
+ledger_truncated_copy(TupleDesc desc, int natts)
+{
+	TupleDesc	result = CreateTemplateTupleDesc(natts);
+
+	for (AttrNumber i = 1; i <= natts; i++)
+		TupleDescCopyEntry(result, i, desc, i);
+	return result;
+}
+#endif
+
+/*
+ * Forms a row that ends with its last value, as rows do that are older than
+ * the table's last columns. What follows reads as NULL; with nothing else NULL
+ * the row needs no bitmap, which saves eight bytes a key.
+ */
+static HeapTuple
+form_row(LedgerTable *table, Relation rel, const Datum *values, const bool *nulls)
+{
+	int			natts = table->natts;
+
+	while (nulls[natts - 1])
+		natts--;
+	if (table->short_descs[natts] == NULL)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
+
+		table->short_descs[natts] = CreateTupleDescTruncatedCopy(RelationGetDescr(rel), natts);
+		MemoryContextSwitchTo(caller);
+	}
+	return heap_form_tuple(table->short_descs[natts], unconstify(Datum *, values),
+						   unconstify(bool *, nulls));
+}
+
 /* Adds a row, with values in the order of the table's columns. */
 void
 ledger_insert(IdemTable which, const Datum *values, const bool *nulls)
 {
 	LedgerTable *table = &tables[which];
 	Relation	rel = open_table(which, RowExclusiveLock);
-	HeapTuple	tuple = heap_form_tuple(RelationGetDescr(rel), unconstify(Datum *, values),
-										unconstify(bool *, nulls));
+	HeapTuple	tuple = form_row(table, rel, values, nulls);
 
 	if (table->one_index)
 	{
@@ -725,8 +762,7 @@ void
 ledger_update(const IdemRow *row, const Datum *values, const bool *nulls)
 {
 	Relation	rel = open_table(row->table, RowExclusiveLock);
-	HeapTuple	tuple = heap_form_tuple(RelationGetDescr(rel), unconstify(Datum *, values),
-										unconstify(bool *, nulls));
+	HeapTuple	tuple = form_row(&tables[row->table], rel, values, nulls);
 
 	CommandCounterIncrement();
 	CatalogTupleUpdate(rel, &row->tuple->t_self, tuple);
