@@ -573,7 +573,7 @@ ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCall
 		start = end = 0;
 	ItemPointerSet(&first, start, FirstOffsetNumber);
 	ItemPointerSet(&last, end > 0 ? end - 1 : 0, MaxOffsetNumber);
-	scan = table_beginscan_tidrange(rel, snapshot, &first, &last);
+	scan = table_beginscan_tidrange(rel, snapshot, &first, &last, 0);
 	while (end > 0 && table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
 	{
 		BlockNumber block = ItemPointerGetBlockNumber(&slot->tts_tid);
