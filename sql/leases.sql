@@ -331,6 +331,7 @@ BEGIN;
 SELECT left(pg_temp.try(format($$SELECT idem_complete('leases', 'zombie', '1', %s)$$, :zombie)), 5);
 PREPARE TRANSACTION 'regress idem zombie';
 \echo :SQLSTATE
+SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts WHERE gid = 'regress idem zombie' \gexec
 -- ... the next transaction of the session is free of it
 INSERT INTO public.regress_idem_ledger VALUES ('next');
 SELECT idem_complete('leases', 'zombie', '"current"', :current);
