@@ -147,19 +147,19 @@ COMMENT ON FUNCTION @extschema@.idem_fingerprint(bytea) IS 'SHA-256 of raw bytes
 
 CREATE TABLE idem.scope (
 	id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-	name text COLLATE "C" NOT NULL UNIQUE CHECK (octet_length(name) BETWEEN 1 AND 255),
-	owner regrole NOT NULL DEFAULT quote_ident(CURRENT_USER)::regrole,
+	name text COLLATE "C" NOT NULL UNIQUE CHECK (pg_catalog.octet_length(name) BETWEEN 1 AND 255),
+	owner regrole NOT NULL DEFAULT pg_catalog.quote_ident(CURRENT_USER)::pg_catalog.regrole,
 	operators regrole,
-	retention interval DEFAULT '24 hours' CHECK (retention >= '0' AND isfinite(retention)),
+	retention interval DEFAULT '24 hours' CHECK (retention >= '0' AND pg_catalog.isfinite(retention)),
 	archive text NOT NULL DEFAULT 'key' CHECK (archive IN ('none', 'key', 'full')),
-	archive_retention interval DEFAULT '90 days' CHECK (archive_retention >= '0' AND isfinite(archive_retention)),
-	replay_window interval CHECK (replay_window >= '0' AND isfinite(replay_window)),
-	lease interval CHECK (lease > '0' AND isfinite(lease)),
+	archive_retention interval DEFAULT '90 days' CHECK (archive_retention >= '0' AND pg_catalog.isfinite(archive_retention)),
+	replay_window interval CHECK (replay_window >= '0' AND pg_catalog.isfinite(replay_window)),
+	lease interval CHECK (lease > '0' AND pg_catalog.isfinite(lease)),
 	on_expiry text NOT NULL DEFAULT 'retry' CHECK (on_expiry IN ('retry', 'hold')),
 	max_attempts int CHECK (max_attempts > 0),
-	retry_within interval CHECK (retry_within > '0' AND isfinite(retry_within)),
-	include text[] CHECK (array_ndims(include) = 1 AND array_position(include, NULL) IS NULL),
-	exclude text[] CHECK (array_ndims(exclude) = 1 AND array_position(exclude, NULL) IS NULL),
+	retry_within interval CHECK (retry_within > '0' AND pg_catalog.isfinite(retry_within)),
+	include text[] CHECK (pg_catalog.array_ndims(include) = 1 AND pg_catalog.array_position(include, NULL::text) IS NULL),
+	exclude text[] CHECK (pg_catalog.array_ndims(exclude) = 1 AND pg_catalog.array_position(exclude, NULL::text) IS NULL),
 	keep_request text NOT NULL DEFAULT 'inflight' CHECK (keep_request IN ('never', 'inflight', 'always')),
 	CONSTRAINT scope_replay_window_is_covered CHECK (
 		replay_window IS NULL OR retention IS NULL OR
@@ -386,7 +386,7 @@ CREATE VIEW idem.operation WITH (security_barrier) AS
 				 NULL, status_code, fingerprint, 'archive'
 		  FROM idem.archive) AS k
 	JOIN idem.scope AS s ON s.id = k.scope_id
-	WHERE pg_has_role(s.owner, 'USAGE') OR pg_has_role(s.operators, 'USAGE');
+	WHERE pg_catalog.pg_has_role(s.owner::oid, 'USAGE'::text) OR pg_catalog.pg_has_role(s.operators::oid, 'USAGE'::text);
 COMMENT ON VIEW idem.operation IS 'every key of the scopes that the current user may use, whatever table it is in';
 COMMENT ON COLUMN idem.operation.scope IS 'name of the scope';
 COMMENT ON COLUMN idem.operation.key IS 'the key';
@@ -411,13 +411,13 @@ CREATE VIEW idem.holder AS
 	SELECT l.pid, p.gid, coalesce(a.usename, p.owner) AS role, a.application_name AS application,
 		   coalesce(a.xact_start, p.prepared) AS since, a.state AS session_state,
 		   (l.classid::bigint << 32) | l.objid::bigint AS key_hash
-	FROM pg_locks AS l
-	LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-	LEFT JOIN (pg_prepared_xacts AS p
-		JOIN pg_locks AS x ON x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL)
+	FROM pg_catalog.pg_locks AS l
+	LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
+	LEFT JOIN (pg_catalog.pg_prepared_xacts AS p
+		JOIN pg_catalog.pg_locks AS x ON x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL)
 		ON l.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
 	WHERE l.locktype = 'advisory' AND l.objsubid = 7453 AND l.granted
-	  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database());
+	  AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database());
 COMMENT ON VIEW idem.holder IS 'transaction-scoped claims held right now, from the lock table';
 COMMENT ON COLUMN idem.holder.pid IS 'process of the holder; NULL: a prepared transaction';
 COMMENT ON COLUMN idem.holder.gid IS 'global identifier of a prepared transaction';
@@ -428,6 +428,103 @@ COMMENT ON COLUMN idem.holder.session_state IS 'state of its session, as in pg_s
 COMMENT ON COLUMN idem.holder.key_hash IS 'hash of scope and key, as in the server log';
 REVOKE ALL ON idem.holder FROM PUBLIC;
 GRANT SELECT ON idem.holder TO pg_monitor;
+
+/* ---- statistics ---- */
+
+CREATE FUNCTION @extschema@.idem_stat(OUT scope_id int, OUT claimed bigint, OUT replayed bigint, OUT in_progress bigint, OUT mismatch bigint, OUT expired bigint, OUT unknown bigint, OUT takeovers bigint, OUT succeeded bigint, OUT failed bigint, OUT released bigint, OUT in_doubt bigint, OUT leases_lost bigint, OUT reclaimed bigint, OUT held bigint, OUT archived bigint, OUT purged bigint, OUT replay_age bigint[], OUT stats_reset timestamptz) RETURNS SETOF record
+	LANGUAGE C VOLATILE PARALLEL RESTRICTED AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_stat() IS 'counters of this database since the server started or they were reset; no rows without preload';
+REVOKE ALL ON FUNCTION @extschema@.idem_stat() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION @extschema@.idem_stat() TO pg_monitor;
+CREATE FUNCTION @extschema@.idem_stat_reset() RETURNS void
+	LANGUAGE C VOLATILE PARALLEL RESTRICTED AS 'MODULE_PATHNAME';
+COMMENT ON FUNCTION @extschema@.idem_stat_reset() IS 'sets the counters of this database to zero';
+REVOKE ALL ON FUNCTION @extschema@.idem_stat_reset() FROM PUBLIC;
+
+CREATE VIEW idem.stat AS
+	SELECT s.name AS scope, c.claimed, c.replayed, c.in_progress, c.mismatch, c.expired, c.unknown, c.takeovers, c.succeeded, c.failed, c.released, c.in_doubt, c.leases_lost, c.reclaimed, c.held, c.archived, c.purged, c.replay_age, c.stats_reset
+	FROM @extschema@.idem_stat() AS c JOIN idem.scope AS s ON s.id = c.scope_id;
+COMMENT ON VIEW idem.stat IS 'what was attempted, also by transactions that rolled back; empty without preload';
+COMMENT ON COLUMN idem.stat.scope IS 'name of the scope';
+COMMENT ON COLUMN idem.stat.claimed IS 'claims that might execute';
+COMMENT ON COLUMN idem.stat.replayed IS 'claims answered from what was stored';
+COMMENT ON COLUMN idem.stat.in_progress IS 'claims that somebody else was at';
+COMMENT ON COLUMN idem.stat.mismatch IS 'claims under a key of another request';
+COMMENT ON COLUMN idem.stat.expired IS 'claims answered by a tombstone';
+COMMENT ON COLUMN idem.stat.unknown IS 'claims of a key in doubt';
+COMMENT ON COLUMN idem.stat.takeovers IS 'claims that took a key over';
+COMMENT ON COLUMN idem.stat.succeeded IS 'keys settled as succeeded';
+COMMENT ON COLUMN idem.stat.failed IS 'keys settled as failed';
+COMMENT ON COLUMN idem.stat.released IS 'claims given up';
+COMMENT ON COLUMN idem.stat.in_doubt IS 'claims declared in doubt';
+COMMENT ON COLUMN idem.stat.leases_lost IS 'holders that were fenced';
+COMMENT ON COLUMN idem.stat.reclaimed IS 'expired leases the sweep freed';
+COMMENT ON COLUMN idem.stat.held IS 'expired leases the sweep put in doubt';
+COMMENT ON COLUMN idem.stat.archived IS 'settled keys the sweep stripped or moved';
+COMMENT ON COLUMN idem.stat.purged IS 'rows the sweep removed';
+COMMENT ON COLUMN idem.stat.replay_age IS 'histogram of the age of replays: element n counts those younger than 2^(n-1) seconds and not younger than the one before; the last one all that are older';
+COMMENT ON COLUMN idem.stat.stats_reset IS 'since when it is counted';
+REVOKE ALL ON idem.stat FROM PUBLIC;
+GRANT SELECT ON idem.stat TO pg_monitor;
+
+-- the histogram (kind 2) of pg_statistic: pg_stats would hide it from a pg_monitor that cannot read the table
+CREATE VIEW idem.health AS
+	SELECT w.last_started AS last_sweep, w.last_duration AS last_sweep_duration, w.more AS last_sweep_incomplete,
+		   coalesce(pg_catalog.clock_timestamp() < w.last_started, false) AS clock_went_back,
+		   EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE backend_type = 'idem launcher') AS worker_runs,
+		   i.processing, i.oldest_processing, i.lease_over, i.oldest_lease_over,
+		   i.free, i.oldest_free, i.in_doubt, i.oldest_in_doubt,
+		   h.holders, h.oldest_holder,
+		   r.settled_estimate, r.overdue_estimate,
+		   (SELECT pg_catalog.array_agg(s.name ORDER BY s.name) FROM idem.scope AS s
+			WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.owner::oid)
+			   OR s.operators IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.operators::oid)) AS scopes_without_role
+	FROM (SELECT count(*) FILTER (WHERE state = 'p' AND lease_until > pg_catalog.clock_timestamp()) AS processing,
+				 min(created_at) FILTER (WHERE state = 'p' AND lease_until > pg_catalog.clock_timestamp()) AS oldest_processing,
+				 count(*) FILTER (WHERE state = 'p' AND lease_until <= pg_catalog.clock_timestamp()) AS lease_over,
+				 min(lease_until) FILTER (WHERE state = 'p' AND lease_until <= pg_catalog.clock_timestamp()) AS oldest_lease_over,
+				 count(*) FILTER (WHERE state = 'e') AS free,
+				 min(updated_at) FILTER (WHERE state = 'e') AS oldest_free,
+				 count(*) FILTER (WHERE state = 'u') AS in_doubt,
+				 min(updated_at) FILTER (WHERE state = 'u') AS oldest_in_doubt
+		  FROM idem.inflight) AS i,
+		 (SELECT count(*) AS holders, min(since) AS oldest_holder FROM idem.holder) AS h,
+		 (SELECT greatest(c.reltuples, 0)::bigint AS settled_estimate,
+				 (greatest(c.reltuples, 0)::float8 *
+				  (SELECT avg((b < pg_catalog.clock_timestamp() - k.kept)::int)::float8
+				   FROM pg_catalog.pg_statistic AS p,
+						pg_catalog.unnest((CASE 2 WHEN p.stakind1 THEN p.stavalues1::text WHEN p.stakind2 THEN p.stavalues2::text
+												WHEN p.stakind3 THEN p.stavalues3::text WHEN p.stakind4 THEN p.stavalues4::text
+												WHEN p.stakind5 THEN p.stavalues5::text END)::timestamptz[]) AS b,
+						(SELECT max(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END) AS kept
+						 FROM idem.scope
+						 HAVING count(*) = pg_catalog.count(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END)) AS k
+				   WHERE p.starelid = c.oid AND NOT p.stainherit
+					 AND p.staattnum = (SELECT a.attnum FROM pg_catalog.pg_attribute AS a
+										WHERE a.attrelid = c.oid AND a.attname = 'completed_at')))::bigint AS overdue_estimate
+		  FROM pg_catalog.pg_class AS c WHERE c.oid = 'idem.result'::regclass::oid) AS r
+		 LEFT JOIN idem.sweep AS w ON true;
+COMMENT ON VIEW idem.health IS 'what an operator alarms on, one row';
+COMMENT ON COLUMN idem.health.last_sweep IS 'when the last sweep began; NULL: there was none';
+COMMENT ON COLUMN idem.health.last_sweep_duration IS 'how long it took';
+COMMENT ON COLUMN idem.health.last_sweep_incomplete IS 'it stopped with work left';
+COMMENT ON COLUMN idem.health.clock_went_back IS 'the clock is behind the last sweep: nothing is swept until it has caught up';
+COMMENT ON COLUMN idem.health.worker_runs IS 'the launcher is there';
+COMMENT ON COLUMN idem.health.processing IS 'keys under a running lease';
+COMMENT ON COLUMN idem.health.oldest_processing IS 'first claim of the oldest of them';
+COMMENT ON COLUMN idem.health.lease_over IS 'keys whose lease is over, not swept or taken over yet';
+COMMENT ON COLUMN idem.health.oldest_lease_over IS 'when the first of those leases ended';
+COMMENT ON COLUMN idem.health.free IS 'keys that wait for another attempt';
+COMMENT ON COLUMN idem.health.oldest_free IS 'since when the oldest of them waits';
+COMMENT ON COLUMN idem.health.in_doubt IS 'keys that wait for idem_resolve()';
+COMMENT ON COLUMN idem.health.oldest_in_doubt IS 'since when the oldest of them waits';
+COMMENT ON COLUMN idem.health.holders IS 'transaction-scoped claims held right now';
+COMMENT ON COLUMN idem.health.oldest_holder IS 'since when the oldest of their transactions runs';
+COMMENT ON COLUMN idem.health.settled_estimate IS 'rows in idem.result, by the last ANALYZE or VACUUM';
+COMMENT ON COLUMN idem.health.overdue_estimate IS 'those of them that no scope keeps any more and that are still there, by the last ANALYZE; NULL: not known, or a scope keeps for ever';
+COMMENT ON COLUMN idem.health.scopes_without_role IS 'scopes whose owner or operators role was dropped';
+REVOKE ALL ON idem.health FROM PUBLIC;
+GRANT SELECT ON idem.health TO pg_monitor;
 
 /* ---- the interface ---- */
 

@@ -58,11 +58,11 @@ setup_cleanup()
 	done
 
 	# the server of this script, and those that interrupted tests left behind
-	while read -r pidfile; do
+	find "$WORK" -name postmaster.pid 2>/dev/null | while read -r pidfile; do
 		pid=$(head -n 1 "$pidfile" 2>/dev/null) || continue
 		as_user "$BIN/pg_ctl" -D "$(dirname "$pidfile")" -m immediate -w stop >/dev/null 2>&1 ||
 			kill -KILL "$pid" 2>/dev/null || true
-	done < <(find "$WORK" -name postmaster.pid 2>/dev/null)
+	done
 
 	wait 2>/dev/null || true
 	if [ -n "${KEEP:-}" ]; then
@@ -127,13 +127,17 @@ apt_update()
 	quietly as_root env DEBIAN_FRONTEND=noninteractive apt-get -q update
 }
 
+must_be_root()
+{
+	as_root true || die "these packages are missing: $*
+Install them, or run this as root or with sudo."
+}
+
 install_packages()
 {
 	local common=/etc/postgresql-common/createcluster.d no_cluster=
 
-	as_root true ||
-		die "these packages are missing: $*
-Install them, or run this as root or with sudo."
+	must_be_root "$@"
 	apt_update || die "apt-get update failed; these packages are missing: $*"
 	step Installing "$*"
 
@@ -164,6 +168,7 @@ require_packages()
 	if [ -z "$SETUP_PG_CONFIG" ]; then
 		MAJOR=$(choose_major)
 		if [ -z "$MAJOR" ]; then
+			must_be_root gcc libc6-dev make perl libipc-run-perl postgresql
 			apt_update || die "apt-get update failed, and no PostgreSQL is installed"
 			MAJOR=$(choose_major)
 		fi
@@ -198,8 +203,8 @@ unpack_headers()
 	apt_get() { (cd "$directory" && quietly apt-get -q -o APT::Sandbox::User="$(id -un)" download "$@"); }
 	step Fetching "$package"
 	apt_get "$package=$SERVER_VERSION" 2>/dev/null || apt_get "$package" 2>/dev/null ||
-		{ apt_update && apt_get "$package"; } ||
-		die "the package $package is missing and could not be fetched; install it"
+		{ as_root true && apt_update && apt_get "$package"; } ||
+		die "the package $package is missing and could not be fetched: install it"
 	dpkg-deb -x "$directory"/*.deb "$PRIVATE"
 	rm -r "$directory"
 }
@@ -264,10 +269,12 @@ setup_prepare()
 	require_packages "$@"
 	make_private_postgresql
 	copy_sources
+	mkdir "$WORK/tmp"
 	if [ "$(id -u)" = 0 ]; then
 		id postgres >/dev/null 2>&1 || die "there is no user postgres, and PostgreSQL does not run as root"
 		chown -Rh postgres:postgres "$WORK"
 	fi
+	export TMPDIR=$WORK/tmp			# what tests leave behind goes away, too
 	step Building "idem for $VERSION"
 	in_source COPT=-Werror -j2 all || die "idem could not be built"
 	in_source install >"$WORK/install.log" 2>&1 || { cat "$WORK/install.log" >&2; die "idem could not be installed"; }
@@ -278,14 +285,16 @@ setup_prepare()
 # Arguments are settings (name=value). Only a socket, in a directory of our own.
 setup_server()
 {
-	local setting options="-c listen_addresses='' -c unix_socket_directories='$WORK' -c unix_socket_permissions=0700"
+	local setting
+
+	SERVER_OPTIONS="-c listen_addresses='' -c unix_socket_directories='$WORK' -c unix_socket_permissions=0700"
 
 	for setting in "fsync=off" "$@"; do
-		options+=" -c $setting"
+		SERVER_OPTIONS+=" -c $setting"
 	done
 	quietly as_user "$BIN/initdb" -D "$WORK/data" -U postgres -A trust --no-sync -E UTF8 --locale=C.UTF-8 ||
 		die "initdb failed"
-	quietly as_user "$BIN/pg_ctl" -D "$WORK/data" -l "$WORK/server.log" -o "$options" -w start || {
+	quietly as_user "$BIN/pg_ctl" -D "$WORK/data" -l "$WORK/server.log" -o "$SERVER_OPTIONS" -w start || {
 		cat "$WORK/server.log" >&2
 		die "the server did not start"
 	}

@@ -68,14 +68,27 @@ SELECT include, exclude, pg_temp.leaves(:'doc', include, exclude, left_over) FRO
 	('{/a,/b/*/c}', '{/a/y,/b/0}', '{"a":{"x":1},"b":[{"c":4}]}'),
 	('{/a}', '{/a/x,/a/y}', '{"a":{}}')
 ) AS v(include, exclude, left_over);
+SELECT pg_temp.leaves($${"\n\"é":[{"\\":1}],"x":2}$$, ARRAY[E'/\n"é/*/\\'], NULL, $${"\n\"é":[{"\\":1}]}$$);
 -- names with escapes, and names that are not ASCII
 SELECT pg_temp.leaves($${"\u00e9":1,"q\"\\":2,"\n":3,"k":4}$$, ARRAY['/é', '/q"\', E'/\n'], NULL, $${"\u00e9":1,"q\"\\":2,"\n":3}$$);
 -- scalars and arrays at the root
 SELECT pg_temp.leaves('5', '{""}', '{/a}', '5'), pg_temp.leaves('[1,2,3]', '{/2,/0}', NULL, '[1,3]'),
 	pg_temp.leaves('[1,2,3]', NULL, '{/*}', '[]'), pg_temp.leaves('[[1,2],[3]]', NULL, '{/*/0}', '[[2],[]]');
+-- named arguments, and defaults
+SELECT idem_fingerprint('{"amount": 5, "sent_at": 1}', exclude => '{/sent_at}') = idem_fingerprint('{"amount":5}'),
+	idem_fingerprint('{"amount": 5, "sent_at": 1}', include => '{/amount}') = idem_fingerprint('{"amount":5}');
 -- pointers that are not constants
 SELECT count(DISTINCT idem_fingerprint('{"a":1,"b":2,"c":1}', ARRAY['/' || k])) FROM unnest('{a,b,c}'::text[]) AS k;
 SELECT bool_and(idem_fingerprint(format('{"a":%s,"b":2}', n), '{/b}', '{/c}') = idem_fingerprint('{"b":2}')) FROM generate_series(1, 100) AS n;
+DO $$
+DECLARE
+	pointers text[];
+BEGIN
+	FOR pointers IN SELECT ARRAY['/' || k] FROM unnest('{a,b,a,b}'::text[]) AS k LOOP
+		ASSERT idem_fingerprint('{"a":1,"b":2}', pointers) = idem_fingerprint(format('{"%s":%s}', substr(pointers[1], 2), CASE pointers[1] WHEN '/a' THEN 1 ELSE 2 END));
+		ASSERT idem_fingerprint('{"a":1,"b":2}', NULL, pointers) <> idem_fingerprint('{"a":1,"b":2}', pointers);
+	END LOOP;
+END $$;
 -- a duplicate name is an error even where it is left out
 \set VERBOSITY sqlstate
 SELECT idem_fingerprint('{"a":1,"a":2,"b":3}', NULL, '{/a}');

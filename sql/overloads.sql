@@ -135,7 +135,7 @@ SELECT idem_once('overloads', '00000000-0000-0000-0000-000000000001'::uuid::text
 
 -- only the overload for text has a default, so that a call without the argument is not ambiguous
 SELECT proname, string_agg(format('%s from argument %s', pg_get_function_arguments(oid)::text ~ '(request|response|handler) json', pronargs - pronargdefaults + 1), ', ' ORDER BY pronargs - pronargdefaults) AS json_defaults
-FROM pg_proc WHERE proname IN ('idem_claim', 'idem_complete', 'idem_fail', 'idem_once', 'idem_explain', 'idem_call', 'idem_resolve')
+FROM pg_proc WHERE proname IN ('idem_claim', 'idem_complete', 'idem_fail', 'idem_once', 'idem_explain', 'idem_resolve')
 GROUP BY proname ORDER BY proname;
 
 DELETE FROM idem.result WHERE scope_id IN (SELECT id FROM idem.scope WHERE name = 'overloads');

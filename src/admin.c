@@ -188,6 +188,8 @@ take_over(IdemQuestion *question, text *key, Datum *values, bool *nulls)
 	{
 		decide_check_visible(&d);
 		decide_take(question, &d);
+		stats_add(question->scope->id, IDEM_COUNT_CLAIMED, 1);
+		stats_add(question->scope->id, IDEM_COUNT_TAKEOVERS, 1);
 		values[0] = PointerGetDatum(key);
 		nulls[0] = false;
 		decide_answer(&d, values + 1, nulls + 1);

@@ -160,20 +160,23 @@ typedef struct Output
 
 /* ---- memory ---- */
 
+/* what an offset or the number of a cell may come to; see Cell */
+#define MAX_ELEMENTS		((1U << 30) - 1)
+
 /*
  * Makes room for "more" elements behind the first "used".  "fixed" is the array
  * that is part of another struct, if any, which must be copied first.
  */
 static void *
-enlarge(void *array, const void *fixed, Size element, uint32 used, uint32 *max, uint32 more)
+enlarge(void *array, const void *fixed, Size element, uint32 used, uint32 *max, Size more)
 {
-	Size		wanted = Max((Size) *max * 2, (Size) used + more);
+	Size		wanted = Max((Size) *max * 2, used + more);
 
-	wanted = Max(wanted, 64);
-	if (wanted > PG_UINT32_MAX)
+	if (used + more > MAX_ELEMENTS)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("JSON document is too large")));
+	wanted = Min(Max(wanted, 64), MAX_ELEMENTS);
 	*max = (uint32) wanted;
 	if (array != NULL && array != fixed)
 		return repalloc_huge(array, wanted * element);
@@ -192,7 +195,7 @@ static inline char *
 aside_reserve(Canonical *c, Size len)
 {
 	if (unlikely(len > (Size) c->maxaside - c->naside))
-		c->aside = enlarge(c->aside, NULL, 1, c->naside, &c->maxaside, (uint32) len);
+		c->aside = enlarge(c->aside, NULL, 1, c->naside, &c->maxaside, len);
 	return c->aside + c->naside;
 }
 
@@ -291,18 +294,24 @@ escape_byte(char *dst, unsigned char byte)
 	return dst;
 }
 
-/*
- * Writes the inside of the canonical JSON string of some UTF-8 bytes, and
- * returns its length: at most CANONICAL_ESCAPED_SIZE(len).
- */
-int
-canonical_escape(char *dst, const char *src, int len)
+/* The length of what canonical_escape() writes. */
+Size
+canonical_escaped_size(const char *src, int len)
 {
-	char	   *start = dst;
+	char		escape[8];
+	Size		size = 0;
 
 	for (const char *end = src + len; src < end; src++)
+		size += escape_byte(escape, *src) - escape;
+	return size;
+}
+
+/* Writes the inside of the canonical JSON string of some UTF-8 bytes. */
+void
+canonical_escape(char *dst, const char *src, int len)
+{
+	for (const char *end = src + len; src < end; src++)
 		dst = escape_byte(dst, *src);
-	return dst - start;
 }
 
 /* Four hexadecimal digits, which the lexer has checked. */
@@ -621,9 +630,7 @@ order_members(Canonical *c, const Level *level, Cell *object)
 	sort_names(names, n, c);
 
 	if (unlikely(n >= c->maxorder - c->norder))
-		c->order = enlarge(c->order, NULL, sizeof(uint32), c->norder, &c->maxorder, n + 1);
-	if (unlikely(c->norder >= (1U << 30)))
-		elog(ERROR, "too many members in a JSON document");
+		c->order = enlarge(c->order, NULL, sizeof(uint32), c->norder, &c->maxorder, (Size) n + 1);
 	object->place = UNSORTED;
 	object->start = c->norder;
 	c->order[c->norder++] = n;
@@ -978,7 +985,7 @@ bare_string_cell(Canonical *c, Cell *cell, const char *bytes, int len)
 {
 	bool		plain = true;
 	const char *utf8 = bytes;
-	char	   *start;
+	Size		size;
 	char	   *dst;
 
 	for (int i = 0; i < len && plain; i++)
@@ -994,12 +1001,12 @@ bare_string_cell(Canonical *c, Cell *cell, const char *bytes, int len)
 		fill_cell(cell, SCALAR, IN_DOCUMENT_BARE, bytes - c->document, len);
 		return;
 	}
-	start = dst = aside_reserve(c, CANONICAL_ESCAPED_SIZE(len) + 2);
-	*dst++ = '"';
-	dst += canonical_escape(dst, utf8, len);
-	*dst++ = '"';
-	fill_cell(cell, plain ? SCALAR : ESCAPED, ASIDE, c->naside, dst - start);
-	c->naside += dst - start;
+	size = canonical_escaped_size(utf8, len) + 2;
+	dst = aside_reserve(c, size);
+	dst[0] = dst[size - 1] = '"';
+	canonical_escape(dst + 1, utf8, len);
+	fill_cell(cell, plain ? SCALAR : ESCAPED, ASIDE, c->naside, size);
+	c->naside += size;
 	if (utf8 != bytes)
 		pfree(unconstify(char *, utf8));
 }

@@ -42,10 +42,8 @@ struct IdemPointers
 extern void canonical_digest(Datum document, IdemDocumentType type,
 							 const IdemPointers *pointers, IdemDigest *digest);
 extern text *canonical_text(Datum document, IdemDocumentType type, bool strict);
-extern int	canonical_escape(char *dst, const char *src, int len);
-
-/* room that canonical_escape() may need */
-#define CANONICAL_ESCAPED_SIZE(len)		((Size) (len) * 6)
+extern Size canonical_escaped_size(const char *src, int len);
+extern void canonical_escape(char *dst, const char *src, int len);
 
 /* ---- number.c ---- */
 

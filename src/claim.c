@@ -105,6 +105,17 @@ adjudicate(const IdemQuestion *question, int64 wait, bool for_leases, IdemDecisi
 	}
 }
 
+static void
+count(const IdemQuestion *question, const IdemDecision *d)
+{
+	stats_add(question->scope->id, (IdemCounter) d->outcome, 1);
+	if (d->line == IDEM_LINE_TAKEOVER)
+		stats_add(question->scope->id, IDEM_COUNT_TAKEOVERS, 1);
+	if (d->outcome == IDEM_REPLAYED)
+		stats_replay_age(question->scope->id,
+						 d->now - DatumGetTimestampTz(ROW_VALUE(d->row, Anum_result_completed_at)));
+}
+
 /* ---- arguments ---- */
 
 static void
@@ -188,6 +199,7 @@ claim(FunctionCallInfo fcinfo, IdemDocumentType type)
 		question.request = key_json(question.request, type, true);
 
 	locked = adjudicate(&question, wait, true, &decision);
+	count(&question, &decision);
 	decide_check_visible(&decision);
 	if (decision.outcome == IDEM_CLAIMED)
 	{
@@ -266,6 +278,7 @@ settle_at_once(const IdemQuestion *question, IdemDecision *d, IdemDocumentType t
 	if (d->archive.tuple)
 		ledger_delete(&d->archive);
 	ledger_settle(&question->key, &settlement, &nothing, d->now);
+	stats_add(question->scope->id, IDEM_COUNT_SUCCEEDED, 1);
 }
 
 static void
@@ -300,6 +313,7 @@ once(FunctionCallInfo fcinfo, IdemDocumentType type)
 	refuse_read_only("idem_once()");
 	read_question(fcinfo, type, 4, &question);
 	locked = adjudicate(&question, read_wait(fcinfo, 3), false, &decision);
+	count(&question, &decision);
 	decide_check_visible(&decision);
 	if (decision.outcome == IDEM_CLAIMED)
 		settle_at_once(&question, &decision, type);
@@ -381,7 +395,8 @@ read_handler(FunctionCallInfo fcinfo, int arg, Handler *handler)
 	handler->result = proc->prorettype;
 	if (handler->argument != TEXTOID && handler->argument != JSONOID && handler->argument != JSONBOID)
 		unfit_handler(oid, "Its argument is not text, json or jsonb.");
-	if (get_typtype(handler->result) == TYPTYPE_PSEUDO && handler->result != VOIDOID)
+	if (get_typtype(handler->result) == TYPTYPE_PSEUDO && handler->result != VOIDOID &&
+		handler->result != RECORDOID)
 		unfit_handler(oid, "Its result has no type that converts to JSON.");
 	ReleaseSysCache(tuple);
 
@@ -467,6 +482,7 @@ call(FunctionCallInfo fcinfo, IdemDocumentType type)
 		question.request = key_json(question.request, type, true);
 
 	locked = adjudicate(&question, read_wait(fcinfo, 4), true, &decision);
+	count(&question, &decision);
 	decide_check_visible(&decision);
 	if (decision.outcome == IDEM_CLAIMED)
 	{
@@ -476,7 +492,10 @@ call(FunctionCallInfo fcinfo, IdemDocumentType type)
 					type, &payload);
 		settle_handled(&question.key, &payload);
 		ledger_probe(IDEM_RESULT, &question.key, &decision.result);
-		decision.row = decision.result.tuple ? &decision.result : NULL;
+		/* an older row no longer spoke, and is still there if the handler has released the claim */
+		decision.row = decision.result.tuple &&
+			DatumGetInt64(ROW_VALUE(&decision.result, Anum_result_token)) >= decision.token ?
+			&decision.result : NULL;
 		decision.outcome = IDEM_EXECUTED;
 	}
 	else if (decision.outcome == IDEM_MISMATCH)

@@ -94,26 +94,37 @@ same_claimant(const IdemQuestion *question, const IdemRow *row)
 		memcmp(VARDATA_ANY(holder), VARDATA_ANY(question->claimant), VARSIZE_ANY_EXHDR(holder)) == 0;
 }
 
-static IdemLine
-inflight_line(const IdemQuestion *question, const IdemRow *row, TimestampTz now)
+/*
+ * The state that a row in idem.inflight comes to by the clock: what a sweep
+ * would write, whether one has been there or not. What this transaction wrote
+ * is its own still.
+ */
+static char
+inflight_state(const IdemQuestion *question, const IdemRow *row, TimestampTz now)
 {
 	char		state = ROW_STATE(row, Anum_inflight_state);
 
+	if (state != IDEM_PROCESSING || row->own ||
+		now < DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_lease_until)))
+		return state;
+	return scope_in_doubt(question->scope, DatumGetInt32(ROW_VALUE(row, Anum_inflight_attempt)),
+						  DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_created_at)), now) ?
+		IDEM_IN_DOUBT : IDEM_FREE;
+}
+
+static IdemLine
+inflight_line(const IdemQuestion *question, const IdemRow *row, char state)
+{
+	bool		other = other_request(question, ledger_fingerprint(row));
+
 	/* a lease of this very transaction: its first answer, given again */
 	if (row->own && state == IDEM_PROCESSING)
-		return other_request(question, ledger_fingerprint(row)) ? IDEM_LINE_OWN_OTHER : IDEM_LINE_OWN;
-	if (other_request(question, ledger_fingerprint(row)))
+		return other ? IDEM_LINE_OWN_OTHER : IDEM_LINE_OWN;
+	if (other)
 		return IDEM_LINE_MISMATCH;
-	if (state == IDEM_PROCESSING &&
-		now < DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_lease_until)))
+	if (state == IDEM_PROCESSING)
 		return same_claimant(question, row) ? IDEM_LINE_SAME_CLAIMANT : IDEM_LINE_LEASE_RUNNING;
-	if (state == IDEM_IN_DOUBT)
-		return IDEM_LINE_IN_DOUBT;
-	if (state == IDEM_PROCESSING &&
-		scope_in_doubt(question->scope, DatumGetInt32(ROW_VALUE(row, Anum_inflight_attempt)),
-					   DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_created_at)), now))
-		return IDEM_LINE_IN_DOUBT;
-	return IDEM_LINE_TAKEOVER;
+	return state == IDEM_IN_DOUBT ? IDEM_LINE_IN_DOUBT : IDEM_LINE_TAKEOVER;
 }
 
 static IdemLine
@@ -153,7 +164,8 @@ decide_line(const IdemQuestion *question, IdemDecision *d)
 	if (inflight_speaks(question->scope, &d->inflight, d->now))
 	{
 		d->row = &d->inflight;
-		return inflight_line(question, d->row, d->now);
+		d->state = inflight_state(question, d->row, d->now);
+		return inflight_line(question, d->row, d->state);
 	}
 	return IDEM_LINE_NEW;
 }
@@ -198,7 +210,13 @@ decide(const IdemQuestion *question, IdemDecision *d)
 	d->now = GetCurrentTimestamp();
 	d->claim = held_find(&question->key);
 	d->result.tuple = d->inflight.tuple = d->archive.tuple = NULL;
-	if (d->claim == NULL || d->claim->settled)
+	if (d->claim != NULL && !d->claim->settled)
+	{
+		/* a takeover of this transaction: what it goes on from */
+		if (d->claim->attempt > 1)
+			ledger_probe(IDEM_INFLIGHT, &question->key, &d->inflight);
+	}
+	else
 	{
 		ledger_probe(IDEM_RESULT, &question->key, &d->result);
 		if (!is_busy(&d->result) && !result_speaks(scope, &d->result, d->now))
@@ -453,9 +471,18 @@ answer_settled(const IdemDecision *d, Datum *v, bool *n)
 static void
 answer_inflight(const IdemDecision *d, Datum *v, bool *n)
 {
-	answer_state(v, n, ROW_STATE(d->row, Anum_inflight_state));
+	answer_state(v, n, d->state);
 	answer_column(v, n, ANSWER_ATTEMPT, d->row, Anum_inflight_attempt);
 	answer_column(v, n, ANSWER_CREATED_AT, d->row, Anum_inflight_created_at);
+}
+
+/* What a holder that took a key over goes on from. */
+static void
+answer_takeover(const IdemRow *row, Datum *v, bool *n)
+{
+	answer_column(v, n, ANSWER_REQUEST, row, Anum_inflight_request);
+	answer_column(v, n, ANSWER_RECOVERY_POINT, row, Anum_inflight_recovery_point);
+	answer_column(v, n, ANSWER_CHECKPOINT, row, Anum_inflight_checkpoint);
 }
 
 static void
@@ -465,14 +492,14 @@ answer_claimed(const IdemDecision *d, Datum *v, bool *n)
 	answer(v, n, ANSWER_ATTEMPT, Int32GetDatum(d->attempt));
 	answer(v, n, ANSWER_CREATED_AT, TimestampTzGetDatum(d->created_at));
 	answer_state(v, n, IDEM_PROCESSING);
-	if (d->line == IDEM_LINE_NEW)
-		return;
-	answer_column(v, n, ANSWER_REQUEST, d->row, Anum_inflight_request);
-	answer_column(v, n, ANSWER_RECOVERY_POINT, d->row, Anum_inflight_recovery_point);
-	answer_column(v, n, ANSWER_CHECKPOINT, d->row, Anum_inflight_checkpoint);
+	if (d->line != IDEM_LINE_NEW)
+		answer_takeover(d->row, v, n);
 }
 
-/* In progress: when to ask again, and to the holder itself its token. */
+/*
+ * In progress: when to ask again, and to the holder itself its token and what
+ * it took over, since (idem_claim(...)).* asks once for each column.
+ */
 static void
 answer_in_progress(const IdemDecision *d, Datum *v, bool *n)
 {
@@ -485,9 +512,15 @@ answer_in_progress(const IdemDecision *d, Datum *v, bool *n)
 		answer(v, n, ANSWER_ATTEMPT, Int32GetDatum(d->claim->attempt));
 		answer(v, n, ANSWER_CREATED_AT, TimestampTzGetDatum(d->claim->created_at));
 		answer_state(v, n, IDEM_PROCESSING);
+		if (d->inflight.tuple)
+			answer_takeover(&d->inflight, v, n);
 	}
 	else if (d->line == IDEM_LINE_OWN)
+	{
 		answer_column(v, n, ANSWER_TOKEN, d->row, Anum_inflight_token);
+		if (DatumGetInt32(ROW_VALUE(d->row, Anum_inflight_attempt)) > 1)
+			answer_takeover(d->row, v, n);
+	}
 	if (d->row && d->line != IDEM_LINE_BUSY)
 	{
 		TimestampTz until = DatumGetTimestampTz(ROW_VALUE(d->row, Anum_inflight_lease_until));

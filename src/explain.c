@@ -13,6 +13,7 @@
 #include "postgres.h"
 
 #include "access/subtrans.h"
+#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "lib/stringinfo.h"
@@ -82,17 +83,60 @@ time_words(Datum time)
 	return DatumGetCString(DirectFunctionCall1(timestamptz_out, time));
 }
 
+static const char *
+until_words(TimestampTz end)
+{
+	return end == DT_NOEND ? "for ever" : psprintf("until %s", time_words(TimestampTzGetDatum(end)));
+}
+
+/* Why nobody may take the key over; the policy's reasons in the order of scope_in_doubt(). */
+static const char *
+doubt_words(const IdemQuestion *question, const IdemRow *row)
+{
+	const IdemScope *scope = question->scope;
+
+	if (ROW_STATE(row, Anum_inflight_state) == IDEM_IN_DOUBT)
+		return "it was put in doubt";
+	if (scope->hold)
+		return "its lease is over, and on_expiry is hold";
+	if (scope->max_attempts > 0 && DatumGetInt32(ROW_VALUE(row, Anum_inflight_attempt)) >= scope->max_attempts)
+		return "its lease is over, and max_attempts are spent";
+	return "its lease is over, and so is retry_within";
+}
+
+static void
+explain_own(StringInfo words, const IdemDecision *d)
+{
+	if (d->row == NULL)
+		appendStringInfoString(words, "in_progress: this very transaction holds the claim. Settle it before it ends.");
+	else
+		appendStringInfo(words, "in_progress: this very transaction holds the claim, under a lease until %s. "
+						 "Commit before slow work outside, then settle it with its token.",
+						 time_words(ROW_VALUE(d->row, Anum_inflight_lease_until)));
+}
+
+static void
+explain_mismatch(StringInfo words, const IdemRow *row)
+{
+	bool		inflight = row->table == IDEM_INFLIGHT;
+
+	appendStringInfo(words, "mismatch: the key was first used at %s for another request (%s); the fingerprints differ. "
+					 "Use a new key for a new request, or send the first request again unchanged.",
+					 time_words(ROW_VALUE(row, inflight ? Anum_inflight_created_at : Anum_result_created_at)),
+					 ledger_state_name(ROW_STATE(row, inflight ? Anum_inflight_state : Anum_result_state)));
+}
+
 static void
 explain_busy(StringInfo words, const char *holder)
 {
 	appendStringInfo(words, "in_progress: another transaction is at the key (%s). "
 					 "Ask again in a second, or claim with wait. "
 					 "If it never ends, end that transaction: the key is free then.",
-					 holder ? holder : "it has just ended");
+					 holder ? holder : RecoveryInProgress() ? "the primary knows which" : "it has just ended");
 }
 
 static void
-explain_inflight(StringInfo words, const IdemDecision *d)
+explain_inflight(StringInfo words, const IdemQuestion *question, const IdemDecision *d)
 {
 	const IdemRow *row = d->row;
 	char	   *owner = ROW_IS_NULL(row, Anum_inflight_owner) ? "unknown" :
@@ -111,9 +155,7 @@ explain_inflight(StringInfo words, const IdemDecision *d)
 		case IDEM_LINE_IN_DOUBT:
 			appendStringInfo(words, "unknown: attempt %d is in doubt (%s, since %s): %s. "
 							 "Find out what became of it and call idem_resolve().",
-							 attempt, owner, since,
-							 ROW_STATE(row, Anum_inflight_state) == IDEM_IN_DOUBT ? "it was declared so" :
-							 "its lease is over, and the scope's policy allows no second try");
+							 attempt, owner, since, doubt_words(question, row));
 			break;
 		case IDEM_LINE_TAKEOVER:
 			appendStringInfo(words, "claimed: %s (attempt %d, %s); a claim would execute as attempt %d.",
@@ -138,8 +180,8 @@ explain_settled(StringInfo words, const IdemQuestion *question, const IdemDecisi
 	switch (d->line)
 	{
 		case IDEM_LINE_REPLAY:
-			appendStringInfo(words, "replayed: it %s at %s, and is replayed until %s. Use the stored response.",
-							 state, when, time_words(TimestampTzGetDatum(end)));
+			appendStringInfo(words, "replayed: it %s at %s, and is replayed %s. Use the stored response.",
+							 state, when, until_words(end));
 			break;
 		case IDEM_LINE_ARCHIVED:
 			appendStringInfo(words, "replayed: it %s at %s, and is past its retention since %s, but archived. "
@@ -167,14 +209,13 @@ explain_line(StringInfo words, const IdemQuestion *question, const IdemDecision 
 			explain_busy(words, find_holder(&question->key, SubTransGetTopmostTransaction(d->row->busy)));
 			break;
 		case IDEM_LINE_OWN:
-			appendStringInfoString(words, "in_progress: this very transaction holds the claim. Settle it before it ends.");
+			explain_own(words, d);
 			break;
 		case IDEM_LINE_OWN_OTHER:
 			appendStringInfoString(words, "mismatch: this very transaction holds the claim, for another request. Use another key.");
 			break;
 		case IDEM_LINE_MISMATCH:
-			appendStringInfoString(words, "mismatch: the key was used for another request, whose fingerprint differs. "
-								   "Use a new key for a new request, or send the first request again unchanged.");
+			explain_mismatch(words, d->row);
 			break;
 		case IDEM_LINE_REPLAY:
 		case IDEM_LINE_ARCHIVED:
@@ -183,7 +224,7 @@ explain_line(StringInfo words, const IdemQuestion *question, const IdemDecision 
 			break;
 		case IDEM_LINE_LEASE_RUNNING:
 		case IDEM_LINE_IN_DOUBT:
-			explain_inflight(words, d);
+			explain_inflight(words, question, d);
 			break;
 		case IDEM_LINE_SAME_CLAIMANT:	/* nobody says who he is here */
 		case IDEM_LINE_TAKEOVER:
@@ -192,7 +233,7 @@ explain_line(StringInfo words, const IdemQuestion *question, const IdemDecision 
 			if (holder)
 				explain_busy(words, holder);
 			else if (d->line == IDEM_LINE_TAKEOVER)
-				explain_inflight(words, d);
+				explain_inflight(words, question, d);
 			else
 				appendStringInfoString(words, "claimed: nothing speaks for the key; a claim would execute as attempt 1.");
 			break;

@@ -21,6 +21,7 @@
 #include "libpq/pqformat.h"
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
+#include "utils/memutils.h"
 
 #include "canonical.h"
 
@@ -249,10 +250,11 @@ static int
 pointer_child(IdemPointers *pointers, int parent, const char *token, int len)
 {
 	IdemPointerNode *node;
-	char	   *name = palloc(CANONICAL_ESCAPED_SIZE(len) + 1);
-	int			name_len = canonical_escape(name, token, len);
+	int			name_len = canonical_escaped_size(token, len);
+	char	   *name = palloc(name_len + 1);
 	int			child;
 
+	canonical_escape(name, token, len);
 	for (child = pointers->nodes[parent].first_child; child != 0;
 		 child = pointers->nodes[child].next_sibling)
 	{
@@ -394,35 +396,65 @@ PG_FUNCTION_INFO_V1(idem_canonical);
 PG_FUNCTION_INFO_V1(idem_canonical_json);
 PG_FUNCTION_INFO_V1(idem_canonical_jsonb);
 
-/* pointers of a call whose include and exclude do not change while a query runs */
+/* pointers of the last call, kept while they stay the same */
 typedef struct CallPointers
 {
+	MemoryContext context;		/* of what follows */
+	bool		valid;
+	ArrayType  *include;		/* what they were parsed from; or NULL */
+	ArrayType  *exclude;
 	IdemPointers *pointers;
 } CallPointers;
 
-/* The pointers that arguments 1 and 2 of a call give, or NULL. */
+static bool
+array_same(const ArrayType *a, const ArrayType *b)
+{
+	if (a == NULL || b == NULL)
+		return a == b;
+	return VARSIZE(a) == VARSIZE(b) && memcmp(a, b, VARSIZE(a)) == 0;
+}
+
+static ArrayType *
+array_copy(const ArrayType *array)
+{
+	return array == NULL ? NULL : memcpy(palloc(VARSIZE(array)), array, VARSIZE(array));
+}
+
+/*
+ * The pointers that arguments 1 and 2 of a call give, or NULL.  That they are the
+ * same as the last time is found by comparing: an expression of PL/pgSQL
+ * keeps its call while the variables in it change.
+ */
 static const IdemPointers *
 call_pointers(FunctionCallInfo fcinfo)
 {
 	FmgrInfo   *flinfo = fcinfo->flinfo;
+	CallPointers *cached = flinfo->fn_extra;
 	ArrayType  *include;
 	ArrayType  *exclude;
-	CallPointers *cached;
 	MemoryContext old;
 
 	if (PG_ARGISNULL(1) && PG_ARGISNULL(2))
 		return NULL;
-	if (flinfo->fn_extra != NULL)
-		return ((CallPointers *) flinfo->fn_extra)->pointers;
 	include = PG_ARGISNULL(1) ? NULL : PG_GETARG_ARRAYTYPE_P(1);
 	exclude = PG_ARGISNULL(2) ? NULL : PG_GETARG_ARRAYTYPE_P(2);
-	if (!get_fn_expr_arg_stable(flinfo, 1) || !get_fn_expr_arg_stable(flinfo, 2))
-		return fingerprint_pointers(include, exclude);
+	if (cached == NULL)
+	{
+		cached = MemoryContextAllocZero(flinfo->fn_mcxt, sizeof(CallPointers));
+		cached->context = AllocSetContextCreate(flinfo->fn_mcxt, "idem_fingerprint pointers",
+												ALLOCSET_SMALL_SIZES);
+		flinfo->fn_extra = cached;
+	}
+	if (cached->valid && array_same(include, cached->include) && array_same(exclude, cached->exclude))
+		return cached->pointers;
 
-	old = MemoryContextSwitchTo(flinfo->fn_mcxt);
-	cached = palloc(sizeof(CallPointers));
+	cached->valid = false;
+	MemoryContextReset(cached->context);
+	old = MemoryContextSwitchTo(cached->context);
+	cached->include = array_copy(include);
+	cached->exclude = array_copy(exclude);
 	cached->pointers = fingerprint_pointers(include, exclude);
-	flinfo->fn_extra = cached;
+	cached->valid = true;
 	MemoryContextSwitchTo(old);
 	return cached->pointers;
 }

@@ -360,6 +360,7 @@ held_lease_lost(const IdemKey *key)
 	const char *message = "the lease on the key was lost";
 
 	held_doom(ERRCODE_IDEM_LEASE_LOST, message, key);
+	stats_add(key->scope_id, IDEM_COUNT_LEASES_LOST, 1);
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_LEASE_LOST),
 			 errmsg_internal("%s", message),

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * idem.c
- *		The module: magic and start-up.
+ *		The module: magic, settings and start-up.
  *
  * Loading must never raise: pg_upgrade loads every library in a server that
  * has nothing set up.
@@ -9,6 +9,8 @@
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
+
+#include "utils/guc.h"
 
 #include "idem.h"
 
@@ -18,6 +20,8 @@ PG_MODULE_MAGIC_EXT(.name = "idem", .version = IDEM_VERSION);
 PG_MODULE_MAGIC;
 #endif
 
+bool		idem_track = true;
+
 void		_PG_init(void);
 
 void
@@ -26,4 +30,11 @@ _PG_init(void)
 	ledger_init();
 	scope_init();
 	held_init();
+	stats_init();
+	worker_init();
+	DefineCustomBoolVariable("idem.track",
+							 "Counts claims and settlements.",
+							 "Takes effect only if the library is in shared_preload_libraries.",
+							 &idem_track, true, PGC_SUSET, 0, NULL, NULL, NULL);
+	MarkGUCPrefixReserved("idem");
 }

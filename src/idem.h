@@ -37,10 +37,25 @@
 #define JsonActionResult				JsonParseErrorType
 #define JSON_ACTION_RETURN()			return JSON_SUCCESS
 #endif
+#ifndef BGWORKER_INTERRUPTIBLE
+#define BGWORKER_INTERRUPTIBLE			0
+#endif
 #if PG_VERSION_NUM < 170000
 #define makeJsonLexContextCstringLen(lex, json, len, encoding, need_escapes) \
 	((void) (lex), (makeJsonLexContextCstringLen) (json, len, encoding, need_escapes))
 #define WaitEventExtensionNew(name)		PG_WAIT_EXTENSION
+#endif
+#if PG_VERSION_NUM < 180000
+#define pg_noreturn						pg_attribute_noreturn()
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
+	(index_beginscan) (heap, index, snapshot, nkeys, norderbys)
+#elif PG_VERSION_NUM < 190000
+#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
+	(index_beginscan) (heap, index, snapshot, instrument, nkeys, norderbys)
+#endif
+#if PG_VERSION_NUM < 190000
+#define table_beginscan_tidrange(rel, snapshot, mintid, maxtid, flags) \
+	(table_beginscan_tidrange) (rel, snapshot, mintid, maxtid)
 #endif
 
 /* ---- error codes of our own; the README lists them ---- */
@@ -332,7 +347,7 @@ extern void held_keep_request(IdemClaim *claim, Datum request);
 extern void held_settle(IdemClaim *claim, char how);
 extern bool held_untouched(const IdemClaim *claim);
 extern bool held_in_scope(int32 scope_id);
-extern void held_lease_lost(const IdemKey *key) pg_attribute_noreturn();
+pg_noreturn extern void held_lease_lost(const IdemKey *key);
 extern void held_doom(int sqlerrcode, const char *message, const IdemKey *key);
 extern void held_require_durable_commit(void);
 extern void held_pause(int *pause);
@@ -382,6 +397,7 @@ typedef struct IdemDecision
 	TimestampTz now;			/* the clock it was decided by */
 	IdemClaim  *claim;			/* this transaction's open claim, or NULL */
 	IdemRow    *row;			/* the row that spoke, or NULL */
+	char		state;			/* of one in idem.inflight, by the clock */
 	IdemRow		result;			/* what the probes found; tuple NULL: nothing */
 	IdemRow		inflight;
 	IdemRow		archive;
@@ -426,5 +442,31 @@ typedef struct IdemSweepCounts
 } IdemSweepCounts;
 
 extern void sweep_run(int64 max_rows, bool paced, IdemSweepCounts *counts);
+
+/* ---- stats.c ---- */
+
+/* in the order of idem_stat()'s columns; the first ones in that of IdemOutcome */
+typedef enum IdemCounter
+{
+	IDEM_COUNT_CLAIMED, IDEM_COUNT_REPLAYED, IDEM_COUNT_IN_PROGRESS, IDEM_COUNT_MISMATCH,
+	IDEM_COUNT_EXPIRED, IDEM_COUNT_UNKNOWN,
+	IDEM_COUNT_TAKEOVERS, IDEM_COUNT_SUCCEEDED, IDEM_COUNT_FAILED, IDEM_COUNT_RELEASED,
+	IDEM_COUNT_IN_DOUBT, IDEM_COUNT_LEASES_LOST, IDEM_COUNT_RECLAIMED, IDEM_COUNT_HELD,
+	IDEM_COUNT_ARCHIVED, IDEM_COUNT_PURGED
+} IdemCounter;
+#define IDEM_COUNTERS			(IDEM_COUNT_PURGED + 1)
+
+extern bool idem_track;
+
+extern void stats_init(void);
+extern void stats_add(int32 scope_id, IdemCounter counter, int64 n);
+extern void stats_replay_age(int32 scope_id, int64 microseconds);
+extern void stats_mark_database(void);
+extern bool stats_database_marked(Oid oid);
+extern bool stats_set_failing(bool failing);
+
+/* ---- worker.c ---- */
+
+extern void worker_init(void);
 
 #endif							/* IDEM_H */

@@ -201,11 +201,15 @@ check_additions(Relation rel)
 }
 
 static bool
-is_lookup_index(const LedgerTable *table, Form_pg_index index)
+is_lookup_index(const LedgerTable *table, Relation index)
 {
-	return index->indisvalid && index->indnkeyatts == (table->key_column ? 2 : 1) &&
-		index->indkey.values[0] == table->scope_column &&
-		(table->key_column == 0 || index->indkey.values[1] == table->key_column);
+	Form_pg_index form = index->rd_index;
+
+	return form->indisvalid && index->rd_rel->relam == BTREE_AM_OID &&
+		heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) &&
+		form->indnkeyatts == (table->key_column ? 2 : 1) &&
+		form->indkey.values[0] == table->scope_column &&
+		(table->key_column == 0 || form->indkey.values[1] == table->key_column);
 }
 
 /* Finds the index that keys are looked up by; refuses one we could not keep right. */
@@ -222,7 +226,7 @@ check_indexes(LedgerTable *table, Relation rel)
 		Relation	index = index_open(lfirst_oid(cell), AccessShareLock);
 		Form_pg_index form = index->rd_index;
 
-		if (is_lookup_index(table, form) &&
+		if (is_lookup_index(table, index) &&
 			(!OidIsValid(table->lookup_index) || form->indisprimary))
 			table->lookup_index = RelationGetRelid(index);
 		if (table->straight &&
@@ -354,6 +358,7 @@ open_table(IdemTable which, LOCKMODE mode)
 		table->checked = true;
 		check_table(table, rel);
 		relation_close(rel, NoLock);
+		stats_mark_database();
 	}
 }
 
@@ -409,7 +414,7 @@ begin_scan(LedgerScan *scan, IdemTable which, LOCKMODE mode, Snapshot snapshot,
 	}
 	scan_keys[0].sk_argument = scope;
 	scan_keys[1].sk_argument = key;
-	scan->scan = index_beginscan(scan->rel, scan->index, snapshot, count, 0);
+	scan->scan = index_beginscan(scan->rel, scan->index, snapshot, NULL, count, 0, 0);
 	index_rescan(scan->scan, scan_keys, count, NULL, 0);
 }
 
@@ -452,6 +457,22 @@ copy_row(const LedgerScan *scan, HeapTuple tuple, IdemRow *row)
 }
 
 /*
+ * Has a table no block? A database that uses no leases, or archives nothing,
+ * does not pay for looking there: asking for the size costs a tenth of
+ * descending an empty index. Who writes a row extends the table before giving
+ * the key lock back.
+ */
+static bool
+is_empty(IdemTable which)
+{
+	Relation	rel = open_table(which, row_lock());
+	bool		result = RelationGetNumberOfBlocks(rel) == 0;
+
+	relation_close(rel, NoLock);
+	return result;
+}
+
+/*
  * Looks a key up; row->tuple is NULL if the table has no row of it. If
  * row->busy is set, the row is that transaction's and says nothing yet.
  */
@@ -462,22 +483,19 @@ ledger_probe(IdemTable which, const IdemKey *key, IdemRow *row)
 	LedgerScan	scan;
 	HeapTuple	tuple;
 
+	row->tuple = NULL;
+	if (which != IDEM_RESULT && is_empty(which))
+		return;
 	InitDirtySnapshot(dirty);
 	begin_scan(&scan, which, row_lock(), &dirty, 2,
 			   Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
 	tuple = next_row(&scan);
-	if (tuple == NULL)
-		row->tuple = NULL;
-	else
+	if (tuple != NULL)
 	{
 		/* a row that is not busy is the only one; a busy one is as good as any */
-		TransactionId busy = TransactionIdIsValid(dirty.xmin) ? dirty.xmin : dirty.xmax;
-
-		bool		committed = !TransactionIdIsValid(dirty.xmin);
-
 		copy_row(&scan, tuple, row);
-		row->busy = busy;
-		row->committed = committed;
+		row->committed = !TransactionIdIsValid(dirty.xmin);
+		row->busy = row->committed ? dirty.xmax : dirty.xmin;
 	}
 	end_scan(&scan);
 }
@@ -555,7 +573,7 @@ ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCall
 		start = end = 0;
 	ItemPointerSet(&first, start, FirstOffsetNumber);
 	ItemPointerSet(&last, end > 0 ? end - 1 : 0, MaxOffsetNumber);
-	scan = table_beginscan_tidrange(rel, snapshot, &first, &last);
+	scan = table_beginscan_tidrange(rel, snapshot, &first, &last, 0);
 	while (end > 0 && table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
 	{
 		BlockNumber block = ItemPointerGetBlockNumber(&slot->tts_tid);

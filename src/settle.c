@@ -17,6 +17,7 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "tcop/utility.h"
@@ -123,6 +124,13 @@ settle_read_payload(FunctionCallInfo fcinfo, IdemDocumentType type, int response
 	payload->body = payload->no_body ? (Datum) 0 : PG_GETARG_DATUM(status_arg + 2);
 }
 
+static void
+count_settled(const Holder *holder, char verdict)
+{
+	stats_add(holder->key.scope_id,
+			  verdict == IDEM_SUCCEEDED ? IDEM_COUNT_SUCCEEDED : IDEM_COUNT_FAILED, 1);
+}
+
 /* Settles this transaction's own claim. */
 static void
 settle_claim(const Holder *holder, char verdict, const IdemPayload *payload)
@@ -145,6 +153,7 @@ settle_claim(const Holder *holder, char verdict, const IdemPayload *payload)
 		ledger_delete_key(IDEM_ARCHIVE, &holder->key);
 	ledger_settle(&holder->key, &settlement, payload, GetCurrentTimestamp());
 	held_settle(claim, verdict);
+	count_settled(holder, verdict);
 }
 
 /* Settles the claim that idem_call() made, unless its handler has done so. */
@@ -210,6 +219,7 @@ settle_lease(const Holder *holder, char verdict, const IdemPayload *payload)
 
 		ledger_delete(&row);
 		ledger_settle(&holder->key, &settlement, payload, GetCurrentTimestamp());
+		count_settled(holder, verdict);
 	}
 	held_unlock(&holder->key);
 }
@@ -377,6 +387,7 @@ idem_release(PG_FUNCTION_ARGS)
 					 key_errdetail(&holder.key),
 					 errhint("Roll back instead.")));
 		held_settle(holder.claim, IDEM_FREE);
+		stats_add(holder.key.scope_id, IDEM_COUNT_RELEASED, 1);
 		PG_RETURN_VOID();
 	}
 
@@ -386,6 +397,7 @@ idem_release(PG_FUNCTION_ARGS)
 	change_column(&change, Anum_inflight_lease_until, TimestampTzGetDatum(change.now));
 	change.nulls[Anum_inflight_claimant - 1] = true;
 	write_change(&holder, &change);
+	stats_add(holder.key.scope_id, IDEM_COUNT_RELEASED, 1);
 	PG_RETURN_VOID();
 }
 
@@ -469,6 +481,7 @@ idem_unknown(PG_FUNCTION_ARGS)
 	ledger_audit("unknown", holder.scope->id, holder.scope->name, &holder.key, NULL, NULL,
 				 PG_ARGISNULL(3) ? NULL : PG_GETARG_JSONB_P(3));
 	write_change(&holder, &change);
+	stats_add(holder.key.scope_id, IDEM_COUNT_IN_DOUBT, 1);
 	held_require_durable_commit();
 	PG_RETURN_VOID();
 }

@@ -128,34 +128,41 @@ move(const IdemKey *key, const IdemRow *row, TimestampTz now)
 }
 
 static void
-act(Sweep *sweep, const IdemKey *key, const IdemRow *row, Action action)
+act(Sweep *sweep, int32 scope_id, const IdemKey *key, const IdemRow *row, Action action)
 {
+	IdemCounter counter = IDEM_COUNT_PURGED;
+	int64	   *count = &sweep->counts->purged;
+
 	switch (action)
 	{
 		case KEEP:
 			return;
 		case PURGE:
 			ledger_delete(row);
-			sweep->counts->purged++;
 			break;
 		case STRIP:
-			ledger_strip(row);
-			sweep->counts->archived++;
-			break;
 		case MOVE:
-			move(key, row, sweep->now);
-			sweep->counts->archived++;
+			if (action == STRIP)
+				ledger_strip(row);
+			else
+				move(key, row, sweep->now);
+			counter = IDEM_COUNT_ARCHIVED;
+			count = &sweep->counts->archived;
 			break;
 		case FREE:
 			ledger_set_state(row, IDEM_FREE,
-						 DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_lease_until)), sweep->now);
-			sweep->counts->reclaimed++;
+							 DatumGetTimestampTz(ROW_VALUE(row, Anum_inflight_lease_until)), sweep->now);
+			counter = IDEM_COUNT_RECLAIMED;
+			count = &sweep->counts->reclaimed;
 			break;
 		case HOLD:
 			ledger_set_state(row, IDEM_IN_DOUBT, DT_NOEND, sweep->now);
-			sweep->counts->held++;
+			counter = IDEM_COUNT_HELD;
+			count = &sweep->counts->held;
 			break;
 	}
+	(*count)++;
+	stats_add(scope_id, counter, 1);
 	sweep->changes_left--;
 }
 
@@ -169,7 +176,7 @@ act_on_key(Sweep *sweep, int32 scope_id, const IdemRow *row, int key_column, Act
 	if (held_find(&key) != NULL || !held_lock(&key, false))
 		return;
 	if (ledger_unchanged(row))
-		act(sweep, &key, row, action);
+		act(sweep, scope_id, &key, row, action);
 	held_unlock(&key);
 }
 
@@ -199,7 +206,7 @@ visit(const IdemRow *row, void *arg)
 		case IDEM_AUDIT:
 			action = audit_action(&entry->scope, row, sweep->now);
 			if (action != KEEP && ledger_unchanged(row))
-				act(sweep, NULL, row, action);
+				act(sweep, scope_id, NULL, row, action);
 			break;
 		default:
 			action = settled_action(&entry->scope, row, sweep->now);

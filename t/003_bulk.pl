@@ -187,6 +187,6 @@ is($out, join("\n", 100000, 100000, 100000, 0, 100000, 100000, 100000, 100000, 0
 	\\set VERBOSITY sqlstate
 	BEGIN; $open; COMMIT});
 like($err, qr/ID003/, '100,000 open claims at COMMIT: ID003');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM idem.operation WHERE scope = 'open'}), '1', 'and none of them is settled');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM idem.operation WHERE scope = 'open'}), '2', 'and none of them is settled');
 
 done_testing();
