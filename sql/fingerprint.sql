@@ -74,6 +74,9 @@ SELECT pg_temp.leaves($${"\u00e9":1,"q\"\\":2,"\n":3,"k":4}$$, ARRAY['/é', '/q"
 -- scalars and arrays at the root
 SELECT pg_temp.leaves('5', '{""}', '{/a}', '5'), pg_temp.leaves('[1,2,3]', '{/2,/0}', NULL, '[1,3]'),
 	pg_temp.leaves('[1,2,3]', NULL, '{/*}', '[]'), pg_temp.leaves('[[1,2],[3]]', NULL, '{/*/0}', '[[2],[]]');
+-- named arguments, and defaults
+SELECT idem_fingerprint('{"amount": 5, "sent_at": 1}', exclude => '{/sent_at}') = idem_fingerprint('{"amount":5}'),
+	idem_fingerprint('{"amount": 5, "sent_at": 1}', include => '{/amount}') = idem_fingerprint('{"amount":5}');
 -- pointers that are not constants
 SELECT count(DISTINCT idem_fingerprint('{"a":1,"b":2,"c":1}', ARRAY['/' || k])) FROM unnest('{a,b,c}'::text[]) AS k;
 SELECT bool_and(idem_fingerprint(format('{"a":%s,"b":2}', n), '{/b}', '{/c}') = idem_fingerprint('{"b":2}')) FROM generate_series(1, 100) AS n;

@@ -138,15 +138,18 @@ SELECT outcome FROM idem_claim('leases within', 'k');
 SELECT pg_temp.expire('leases within', 'k');
 SELECT outcome FROM idem_claim('leases within', 'k');
 
--- an e row past its scope's retention does not speak: claimed anew, attempt 1, with any request
-SELECT token FROM idem_claim('leases', 'old', '1') \gset
-SELECT idem_release('leases', 'old', :token);
-UPDATE idem.inflight SET updated_at = now() - interval '24 hours' WHERE key = 'old';
-SELECT * FROM pg_temp.show(idem_claim('leases', 'old', '2'));
-SELECT count(*) AS rows FROM idem.inflight WHERE key = 'old';
--- ... a p or u row always does
-UPDATE idem.inflight SET updated_at = now() - interval '10 years' WHERE key IN ('old', 'doubt');
-SELECT (idem_claim('leases', key)).outcome FROM unnest(ARRAY['old', 'doubt']) key;
+-- what is free again does not speak once its lease has been over for the scope's retention: claimed anew,
+-- attempt 1, with any request, whether a sweep has called it free or not; what is in doubt always speaks
+SELECT token FROM idem_claim('leases', 'old e', '1') \gset
+SELECT idem_release('leases', 'old e', :token);
+SELECT (idem_claim('leases', 'old p', '1')).outcome, (idem_claim('leases hold', 'old hold', '1')).outcome;
+UPDATE idem.inflight SET lease_until = now() - interval '23 hours' WHERE key LIKE 'old %';
+SELECT (idem_claim('leases', k, '2')).outcome FROM unnest(ARRAY['old e', 'old p']) k;
+UPDATE idem.inflight SET lease_until = now() - interval '24 hours' WHERE key LIKE 'old %';
+SELECT (idem_status('leases', k)).state FROM unnest(ARRAY['old e', 'old p']) k;
+SELECT a.* FROM unnest(ARRAY['old e', 'old p']) k, idem_claim('leases', k, '2') c, pg_temp.show(c) a;
+SELECT outcome FROM idem_claim('leases hold', 'old hold', '1');
+SELECT key, count(*) AS rows FROM idem.inflight WHERE key LIKE 'old %' GROUP BY key ORDER BY key;
 -- a leased claim deletes a settled row that no longer speaks at once
 SELECT idem_once('leases none', 'gone', '1');
 UPDATE idem.result SET completed_at = now() - interval '2 days' WHERE key = 'gone';

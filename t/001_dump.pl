@@ -1,5 +1,6 @@
 # A database with keys in it is dumped and restored and must answer the same.
-# Needs pg_dump, pg_restore and a second server, none of which SQL can start.
+# Needs pg_dump, pg_restore, pg_upgrade and other servers, none of which SQL can
+# start.
 
 use strict;
 use warnings;
@@ -74,6 +75,8 @@ END
 $$;
 SELECT idem_claim('plain', 'replay', '{"amount": 2}');		-- a mismatch, audited
 
+SELECT idem_sweep();		-- finds nothing yet, but leaves its row
+
 -- time passes
 UPDATE idem.result SET completed_at = completed_at - interval '2 days' WHERE key IN ('expired', 'archived', 'old');
 UPDATE idem.result SET completed_at = completed_at - interval '200 days' WHERE key = 'unswept';
@@ -82,7 +85,6 @@ UPDATE idem.inflight SET lease_until = now(), attempt = 3 WHERE key = 'spent';
 -- what a sweep would do
 INSERT INTO idem.archive SELECT *, now() FROM idem.result WHERE key = 'archived';
 DELETE FROM idem.result WHERE key = 'archived';
-INSERT INTO idem.sweep VALUES (true, now(), '1 second', 1, 2, 3, 4, 5);
 SQL
 my $gone = $node->safe_psql('postgres', q{SELECT 'gone'::regrole::oid});
 $node->safe_psql('postgres', 'DROP ROLE gone');
@@ -209,9 +211,10 @@ restore('plain', 'plain',
 	[ @psql, '-f', "$dir/plain.sql", 'plain' ]);
 like(slurp_file("$dir/plain.sql"), qr/set_config\('search_path', '', false\)/, 'the restore ran under an empty search_path');
 
-restore('custom', 'custom format, two jobs',
+restore('custom', 'custom format, with two jobs, then over itself',
 	[ 'pg_dump', '-Fc', '-f', "$dir/custom.dump", 'source' ],
-	[ 'pg_restore', '-j2', '-d', 'custom', "$dir/custom.dump" ]);
+	[ 'pg_restore', '-j2', '-d', 'custom', "$dir/custom.dump" ],
+	[ 'pg_restore', '--clean', '--if-exists', '-d', 'custom', "$dir/custom.dump" ]);
 
 restore('inserts', 'INSERT statements in one transaction',
 	[ 'pg_dump', '--inserts', '-f', "$dir/inserts.sql", 'source' ],
@@ -238,5 +241,21 @@ isnt($other->safe_psql('postgres', q{SELECT oid FROM pg_roles WHERE rolname ~ 'Q
 	$node->safe_psql('postgres', q{SELECT oid FROM pg_roles WHERE rolname ~ 'Quoted'}), 'the OIDs differ');
 is($other->safe_psql('postgres', "SELECT count(*) FROM pg_roles WHERE oid = $gone"), '0', 'the number of the role that is gone is nobody');
 check_copy($other, 'plain', 'another cluster');
+$other->stop;
+
+# pg_upgrade makes the objects of an extension one by one, and moves the files
+# of its tables.
+$node->stop;
+my $new = PostgreSQL::Test::Cluster->new('upgraded');
+$new->init;
+my $bin = $node->config_data('--bindir');
+chdir $dir or die $!;		# it leaves files behind
+$node->command_ok(
+	[
+		'pg_upgrade', '--no-sync', '-b', $bin, '-B', $bin, '-d', $node->data_dir, '-D', $new->data_dir,
+		'-s', $new->host, '-p', $node->port, '-P', $new->port ],
+	'pg_upgrade');
+$new->start;
+check_copy($new, 'source', 'pg_upgrade');
 
 done_testing();

@@ -170,9 +170,10 @@ my $client = '';
 foreach my $what (sort keys %errors)
 {
 	next if !defined $errors{$what};
-	($rc, $out, $err) = $node->psql('postgres', "\\set VERBOSITY verbose\n$errors{$what}");
+	($rc, $out, $err) = $node->psql('postgres', "\\set VERBOSITY verbose\n$errors{$what}", on_error_stop => 0);
 	my ($code) = $what =~ /^(\w+)/;
 	like($err, qr/ERROR:  $code:/, "$what is raised");
+	is(scalar(() = $err =~ /ID001/g), 2, "$what: trapped once, and raised again") if $what =~ /COMMIT/;
 	$client .= $err;
 }
 

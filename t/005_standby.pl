@@ -88,7 +88,7 @@ sub status
 }
 is(status('pay', 'done'), 'replayed|succeeded|1|200|{"ok": true}|t', 'standby: a settled key');
 is(status('pay', 'running'), 'in_progress|processing|1|||t', 'standby: a running lease');
-is(status('pay', 'over'), '|processing|1|||t', 'standby: a lease that is over; no execution is decided');
+is(status('pay', 'over'), '|free|1|||t', 'standby: a lease that is over; no execution is decided');
 is(status('pay', 'doubt'), 'unknown|unknown|1|||t', 'standby: a doubt');
 is(status('s', 'expired'), 'expired|succeeded|1|||t', 'standby: an expired key');
 is(status('pay', 'nothing'), '|||||t', 'standby: a key of which nothing is known');
@@ -101,11 +101,13 @@ foreach my $call (
 	"idem_complete('pay', 'running', token => 1)", "idem_fail('pay', 'running', token => 1)",
 	"idem_release('pay', 'running', 1)", "idem_extend('pay', 'running', 1)", "idem_checkpoint('pay', 'running', 1, 'x')",
 	"idem_unknown('pay', 'running', 1)", "idem_recover('pay')", "idem_resolve('pay', 'doubt', 'retry')",
-	"idem_forget('pay', 'done')", "idem_quarantine('pay')")
+	"idem_forget('pay', 'done')", "idem_quarantine('pay')", 'idem_sweep()',
+	"idem_call('pay', 'new', '{}', 'jsonb_typeof(jsonb)')")
 {
 	($rc, $out, $err) = $standby->psql('postgres', "\\set VERBOSITY verbose\nSELECT $call");
 	like($err, qr/ERROR:  25006: cannot execute \w+\(\) (during recovery|in a read-only transaction)/, "standby: $call is refused");
 }
+like($standby->safe_psql('postgres', q{SELECT idem_explain('pay', 'done')}), qr/^replayed: /, 'standby: a settled key is explained');
 is($standby->safe_psql('postgres', q{SELECT state FROM idem.operation WHERE key = 'running'}), 'processing', 'standby: the views work');
 is($standby->safe_psql('postgres', q{SELECT count(*) FROM idem.holder}), '0', 'standby: nobody holds a key');
 $open->query_safe('ROLLBACK');
@@ -195,6 +197,7 @@ is($session->query_safe(q{SELECT count(*) FROM idem.operation WHERE scope = 'pay
 is($session->query_safe(q{SELECT string_agg(event || ' ' || new::text, ', ' ORDER BY at) FROM idem.audit WHERE event = 'quarantine'}),
 	'quarantine {"keys": 10}, quarantine {"keys": 0}', 'it is audited');
 is($session->query_safe(q{SELECT idem_quarantine('unused')}), '0', 'an empty scope has nothing to quarantine');
+is($session->query_safe(q{SELECT idem_once('s', 'after'), idem_once('s', 'after')}), 't|f', 'a session from before the failover settles keys after it');
 $session->quit;
 
 # Nobody executes in doubt; what is settled is replayed as before.

@@ -60,6 +60,9 @@ is($node->safe_psql('LATIN1', q{SELECT idem_fingerprint('{"x":"\u20ac\ud83d\ude0
 	$node->safe_psql('UTF8', q{SELECT idem_fingerprint('{"x":"\u20ac\ud83d\ude00"}')}),
 	'escapes of what the server encoding does not have');
 
+is($node->safe_psql('LATIN1', q{SELECT try($q$SELECT idem_fingerprint('{"x":"\u20ac"}'::jsonb)$q$)}), '22P05',
+	'which jsonb refuses');
+
 # canonical text is text, so it must fit the server encoding
 is($node->safe_psql('LATIN1', "SELECT encode(convert_to(idem_canonical(raw('$latin1')), 'LATIN1'), 'hex')"),
 	'7b2261223a312c22e9223a22ff227d', 'canonical text in LATIN1');

@@ -223,9 +223,14 @@ cstring_to_text(const char *s)
 	abort();
 }
 
+#if PG_VERSION_NUM >= 180000
+#define SEM_CONST const
+#else
+#define SEM_CONST
+#endif
 #if PG_VERSION_NUM >= 160000
 bool
-pg_parse_json_or_errsave(JsonLexContext *lex, JsonSemAction *sem, Node *escontext)
+pg_parse_json_or_errsave(JsonLexContext *lex, SEM_CONST JsonSemAction *sem, Node *escontext)
 {
 	if (pg_parse_json(lex, sem) != JSON_SUCCESS)
 		siglongjmp(on_error, 1);
