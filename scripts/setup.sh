@@ -243,14 +243,15 @@ make_private_postgresql()
 # ---- the drivers ----
 
 # What the tests of drivers and poolers use. Nothing here is required: what
-# cannot be had is skipped by its test, which says so. A JDK is too large to
-# bring along and PgBouncer's package would start a server: the one is used
-# where it is, of the other only the program is unpacked.
+# cannot be had is skipped by its test, which says so. A JDK is 125 MB:
+# it is brought along where CI is set, else used where it is. PgBouncer's package
+# would start a server: only the program is unpacked.
 lend_drivers()
 {
 	local missing=() package directory=$WORK/pgbouncer
 
 	command -v apt-get >/dev/null && as_root true || return 0
+	[ -z "${CI:-}" ] || command -v javac >/dev/null || (install_packages default-jdk-headless) || true
 	[ -x /usr/sbin/pgbouncer ] || missing+=($(pooler_libraries))
 	for package in python3-psycopg2 python3-psycopg libpq-dev libpostgresql-jdbc-java node-pg; do
 		[ "$package" != libpostgresql-jdbc-java ] || command -v javac >/dev/null || continue
