@@ -467,6 +467,7 @@ COMMENT ON COLUMN idem.stat.stats_reset IS 'since when it is counted';
 REVOKE ALL ON idem.stat FROM PUBLIC;
 GRANT SELECT ON idem.stat TO pg_monitor;
 
+-- the histogram (kind 2) of pg_statistic: pg_stats would hide it from a pg_monitor that cannot read the table
 CREATE VIEW idem.health AS
 	SELECT w.last_started AS last_sweep, w.last_duration AS last_sweep_duration, w.more AS last_sweep_incomplete,
 		   coalesce(pg_catalog.clock_timestamp() < w.last_started, false) AS clock_went_back,
@@ -475,9 +476,9 @@ CREATE VIEW idem.health AS
 		   i.free, i.oldest_free, i.in_doubt, i.oldest_in_doubt,
 		   h.holders, h.oldest_holder,
 		   r.settled_estimate, r.overdue_estimate,
-		   (SELECT array_agg(s.name ORDER BY s.name) FROM idem.scope AS s
-			WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.owner)
-			   OR s.operators IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.operators)) AS scopes_without_role
+		   (SELECT pg_catalog.array_agg(s.name ORDER BY s.name) FROM idem.scope AS s
+			WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.owner::oid)
+			   OR s.operators IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.operators::oid)) AS scopes_without_role
 	FROM (SELECT count(*) FILTER (WHERE state = 'p' AND lease_until > pg_catalog.clock_timestamp()) AS processing,
 				 min(created_at) FILTER (WHERE state = 'p' AND lease_until > pg_catalog.clock_timestamp()) AS oldest_processing,
 				 count(*) FILTER (WHERE state = 'p' AND lease_until <= pg_catalog.clock_timestamp()) AS lease_over,
@@ -489,14 +490,19 @@ CREATE VIEW idem.health AS
 		  FROM idem.inflight) AS i,
 		 (SELECT count(*) AS holders, min(since) AS oldest_holder FROM idem.holder) AS h,
 		 (SELECT greatest(c.reltuples, 0)::bigint AS settled_estimate,
-				 (greatest(c.reltuples, 0) *
-				  (SELECT avg((b < pg_catalog.clock_timestamp() - k.kept)::int)
-				   FROM pg_catalog.pg_stats AS p, pg_catalog.unnest(p.histogram_bounds::text::timestamptz[]) AS b,
+				 (greatest(c.reltuples, 0)::float8 *
+				  (SELECT avg((b < pg_catalog.clock_timestamp() - k.kept)::int)::float8
+				   FROM pg_catalog.pg_statistic AS p,
+						pg_catalog.unnest((CASE 2 WHEN p.stakind1 THEN p.stavalues1::text WHEN p.stakind2 THEN p.stavalues2::text
+												WHEN p.stakind3 THEN p.stavalues3::text WHEN p.stakind4 THEN p.stavalues4::text
+												WHEN p.stakind5 THEN p.stavalues5::text END)::timestamptz[]) AS b,
 						(SELECT max(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END) AS kept
 						 FROM idem.scope
-						 HAVING count(*) = count(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END)) AS k
-				   WHERE p.schemaname = 'idem' AND p.tablename = 'result' AND p.attname = 'completed_at'))::bigint AS overdue_estimate
-		  FROM pg_catalog.pg_class AS c WHERE c.oid = 'idem.result'::regclass) AS r
+						 HAVING count(*) = pg_catalog.count(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END)) AS k
+				   WHERE p.starelid = c.oid AND NOT p.stainherit
+					 AND p.staattnum = (SELECT a.attnum FROM pg_catalog.pg_attribute AS a
+										WHERE a.attrelid = c.oid AND a.attname = 'completed_at')))::bigint AS overdue_estimate
+		  FROM pg_catalog.pg_class AS c WHERE c.oid = 'idem.result'::regclass::oid) AS r
 		 LEFT JOIN idem.sweep AS w ON true;
 COMMENT ON VIEW idem.health IS 'what an operator alarms on, one row';
 COMMENT ON COLUMN idem.health.last_sweep IS 'when the last sweep began; NULL: there was none';

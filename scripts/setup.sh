@@ -269,10 +269,12 @@ setup_prepare()
 	require_packages "$@"
 	make_private_postgresql
 	copy_sources
+	mkdir "$WORK/tmp"
 	if [ "$(id -u)" = 0 ]; then
 		id postgres >/dev/null 2>&1 || die "there is no user postgres, and PostgreSQL does not run as root"
 		chown -Rh postgres:postgres "$WORK"
 	fi
+	export TMPDIR=$WORK/tmp			# what tests leave behind goes away, too
 	step Building "idem for $VERSION"
 	in_source COPT=-Werror -j2 all || die "idem could not be built"
 	in_source install >"$WORK/install.log" 2>&1 || { cat "$WORK/install.log" >&2; die "idem could not be installed"; }

@@ -54,6 +54,10 @@
 #define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
 	(index_beginscan) (heap, index, snapshot, instrument, nkeys, norderbys)
 #endif
+#if PG_VERSION_NUM < 190000
+#define table_beginscan_tidrange(rel, snapshot, mintid, maxtid, flags) \
+	(table_beginscan_tidrange) (rel, snapshot, mintid, maxtid)
+#endif
 
 /* ---- error codes of our own; the README lists them ---- */
 

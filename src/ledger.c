@@ -590,7 +590,7 @@ ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCall
 	/* an empty range has its end before its start */
 	ItemPointerSet(&first, start, FirstOffsetNumber);
 	ItemPointerSet(&last, end > 0 ? end - 1 : 0, end > 0 ? MaxOffsetNumber : InvalidOffsetNumber);
-	scan = table_beginscan_tidrange(rel, snapshot, &first, &last);
+	scan = table_beginscan_tidrange(rel, snapshot, &first, &last, 0);
 	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
 	{
 		IdemRow		row = {.table = which, .committed = true, .visible = true};

@@ -211,9 +211,10 @@ restore('plain', 'plain',
 	[ @psql, '-f', "$dir/plain.sql", 'plain' ]);
 like(slurp_file("$dir/plain.sql"), qr/set_config\('search_path', '', false\)/, 'the restore ran under an empty search_path');
 
-restore('custom', 'custom format, two jobs',
+restore('custom', 'custom format, with two jobs, then over itself',
 	[ 'pg_dump', '-Fc', '-f', "$dir/custom.dump", 'source' ],
-	[ 'pg_restore', '-j2', '-d', 'custom', "$dir/custom.dump" ]);
+	[ 'pg_restore', '-j2', '-d', 'custom', "$dir/custom.dump" ],
+	[ 'pg_restore', '--clean', '--if-exists', '-d', 'custom', "$dir/custom.dump" ]);
 
 restore('inserts', 'INSERT statements in one transaction',
 	[ 'pg_dump', '--inserts', '-f', "$dir/inserts.sql", 'source' ],
