@@ -348,7 +348,7 @@ COMMENT ON COLUMN idem.sweep.held IS 'expired leases it put in doubt';
 COMMENT ON COLUMN idem.sweep.archived IS 'settled keys it stripped of their payload, or moved to the archive';
 COMMENT ON COLUMN idem.sweep.purged IS 'rows it removed';
 COMMENT ON COLUMN idem.sweep.more IS 'it stopped with work left';
-COMMENT ON COLUMN idem.sweep.result_hand IS 'block of idem.result where the next sweep goes on';
+COMMENT ON COLUMN idem.sweep.result_hand IS 'block of idem.result where the next sweep goes on; -1: the hand has come to its end';
 COMMENT ON COLUMN idem.sweep.archive_hand IS 'the same for idem.archive';
 COMMENT ON COLUMN idem.sweep.inflight_hand IS 'the same for idem.inflight';
 COMMENT ON COLUMN idem.sweep.audit_hand IS 'the same for idem.audit';

@@ -15,6 +15,7 @@
 #include "access/htup.h"
 #include "datatype/timestamp.h"
 #include "fmgr.h"
+#include "nodes/pg_list.h"
 #include "storage/block.h"
 #include "storage/itemptr.h"
 #include "storage/lockdefs.h"
@@ -274,10 +275,11 @@ typedef struct IdemSettlement
 } IdemSettlement;
 
 typedef void (*IdemRowCallback) (const IdemRow *row, void *arg);
-typedef bool (*IdemWalkCallback) (const IdemRow *row, void *arg);	/* false: stop after this block */
+typedef bool (*IdemWalkCallback) (const IdemRow *row, void *arg);	/* false: stop before this row */
 
 extern void ledger_init(void);
 extern void ledger_open(IdemTable table);
+extern bool ledger_try_open(IdemTable table);
 extern void ledger_forget_locks(void);
 extern Oid	ledger_scope_relid(void);
 extern void ledger_probe(IdemTable table, const IdemKey *key, IdemRow *row);
@@ -442,7 +444,14 @@ typedef struct IdemSweepCounts
 	bool		more;			/* there is work left */
 } IdemSweepCounts;
 
-extern void sweep_run(int64 max_rows, bool paced, IdemSweepCounts *counts);
+/* How far a sweep in several transactions may turn its hands; starts as zeros. */
+typedef struct IdemSweepPace
+{
+	bool		known;
+	BlockNumber due[IDEM_TABLES];
+} IdemSweepPace;
+
+extern void sweep_run(int64 max_rows, IdemSweepPace *pace, IdemSweepCounts *counts);
 
 /* ---- stats.c ---- */
 
@@ -465,6 +474,8 @@ extern void stats_replay_age(int32 scope_id, int64 microseconds);
 extern void stats_mark_database(void);
 extern bool stats_database_marked(Oid oid);
 extern bool stats_set_failing(bool failing);
+extern List *stats_databases(void);
+extern void stats_give_up(Oid oid);
 
 /* ---- worker.c ---- */
 

@@ -380,6 +380,16 @@ ledger_open(IdemTable table)
 	relation_close(open_table(table, row_lock()), NoLock);
 }
 
+/* As ledger_open(), but never waits for the lock; false: it is not to be had now. */
+bool
+ledger_try_open(IdemTable table)
+{
+	if (!ConditionalLockRelationOid(find_table(&tables[table]), row_lock()))
+		return false;
+	ledger_open(table);
+	return true;
+}
+
 /* The OID of idem.scope, if it was opened since it last changed. */
 Oid
 ledger_scope_relid(void)
@@ -492,13 +502,20 @@ ledger_probe(IdemTable which, const IdemKey *key, IdemRow *row)
 	InitDirtySnapshot(dirty);
 	begin_scan(&scan, which, row_lock(), &dirty, 2,
 			   Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
-	tuple = next_row(&scan);
-	if (tuple != NULL)
+	while ((tuple = next_row(&scan)) != NULL)
 	{
-		/* a row that is not busy is the only one; a busy one is as good as any */
+		/*
+		 * A row that is not busy is the only one. Of a row that is being
+		 * changed the index may bring the new version first; the old one is
+		 * the one that may speak.
+		 */
+		if (row->tuple != NULL)
+			heap_freetuple(row->tuple);
 		copy_row(&scan, tuple, row);
 		row->committed = !TransactionIdIsValid(dirty.xmin);
 		row->busy = row->committed ? dirty.xmax : dirty.xmin;
+		if (row->committed)
+			break;
 	}
 	end_scan(&scan);
 }
@@ -556,8 +573,9 @@ ledger_blocks(IdemTable which)
 
 /*
  * Calls back for each committed or own row in some blocks of a table, until
- * the callback has had enough. The row is good for the call only. Returns the
- * block to go on at, 0 at the end of the table.
+ * the callback refuses one. The row is good for the call only. Returns the
+ * block to go on at, that of the refused row; InvalidBlockNumber at the end of
+ * the table.
  */
 BlockNumber
 ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCallback callback, void *arg)
@@ -570,34 +588,30 @@ ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCall
 	TableScanDesc scan;
 	ItemPointerData first,
 				last;
-	BlockNumber stop = InvalidBlockNumber;
+	BlockNumber refused = InvalidBlockNumber;
 
-	if (start >= end)
-		start = end = 0;
+	/* an empty range has its end before its start */
 	ItemPointerSet(&first, start, FirstOffsetNumber);
-	ItemPointerSet(&last, end > 0 ? end - 1 : 0, MaxOffsetNumber);
+	ItemPointerSet(&last, end > 0 ? end - 1 : 0, end > 0 ? MaxOffsetNumber : InvalidOffsetNumber);
 	scan = table_beginscan_tidrange(rel, snapshot, &first, &last, 0);
-	while (end > 0 && table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
+	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
 	{
-		BlockNumber block = ItemPointerGetBlockNumber(&slot->tts_tid);
 		IdemRow		row = {.table = which, .committed = true, .visible = true};
 
 		CHECK_FOR_INTERRUPTS();
-		if (stop != InvalidBlockNumber && block != stop)
-		{
-			end = block;
-			break;
-		}
 		row.tuple = ExecFetchSlotHeapTuple(slot, false, NULL);
 		heap_deform_tuple(row.tuple, RelationGetDescr(rel), row.values, row.nulls);
 		if (!callback(&row, arg))
-			stop = block;
+		{
+			refused = ItemPointerGetBlockNumber(&slot->tts_tid);
+			break;
+		}
 	}
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
 	UnregisterSnapshot(snapshot);
 	relation_close(rel, NoLock);
-	return end >= size ? 0 : end;
+	return refused != InvalidBlockNumber ? refused : end < size ? end : InvalidBlockNumber;
 }
 
 /*

@@ -294,14 +294,19 @@ scope_in_doubt(const IdemScope *scope, int32 attempt, TimestampTz created_at, Ti
 		now > scope_deadline(created_at, scope->retry_within);
 }
 
-/* Is a key in flight forgotten: free, or its lease over, for longer than the retention? */
+/*
+ * Is a key in flight forgotten: free, or its lease over, for longer than the
+ * retention? Not one whose lease is over where there is retry_within: that
+ * comes to be in doubt, and would do so too late for who was told it is new.
+ */
 bool
 scope_abandoned(const IdemScope *scope, char state, int32 attempt, TimestampTz created_at,
 				TimestampTz lease_until, TimestampTz now)
 {
 	if (state == IDEM_IN_DOUBT || now < scope_deadline(lease_until, scope->retention))
 		return false;
-	return state == IDEM_FREE || !scope_in_doubt(scope, attempt, created_at, now);
+	return state == IDEM_FREE ||
+		(scope->retry_within == IDEM_FOREVER && !scope_in_doubt(scope, attempt, created_at, now));
 }
 
 /* ---- the trigger on idem.scope ---- */
