@@ -362,6 +362,8 @@ COMMENT ON FUNCTION @extschema@.idem_scope_guard() IS 'trigger of idem.scope: re
 REVOKE ALL ON FUNCTION @extschema@.idem_scope_guard() FROM PUBLIC;
 CREATE TRIGGER scope_guard AFTER INSERT OR UPDATE OR DELETE ON idem.scope
 	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scope_guard();
+-- also where changes arrive by replication: caches must hear of them
+ALTER TABLE idem.scope ENABLE ALWAYS TRIGGER scope_guard;
 COMMENT ON TRIGGER scope_guard ON idem.scope IS 'keeps contracts and keys consistent';
 CREATE TRIGGER scope_guard_truncate BEFORE TRUNCATE ON idem.scope
 	FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_scope_guard();

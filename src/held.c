@@ -365,7 +365,7 @@ held_lease_lost(const IdemKey *key)
 			(errcode(ERRCODE_IDEM_LEASE_LOST),
 			 errmsg_internal("%s", message),
 			 key_errdetail(key),
-			 errhint("Another claim has taken the key over; this transaction can only be rolled back.")));
+			 errhint("The key was taken over, given up or settled by another holder; this transaction can only be rolled back.")));
 	pg_unreachable();
 }
 
