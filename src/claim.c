@@ -79,12 +79,8 @@ adjudicate(const IdemQuestion *question, int64 wait, bool for_leases, IdemDecisi
 		if (claim == NULL || claim->settled)
 			locked = held_lock(&question->key, wait == WAIT_UNBOUNDED);
 		decide(question, d);
-		if (!locked && d->outcome == IDEM_CLAIMED)
-		{
-			d->outcome = IDEM_IN_PROGRESS;
-			d->line = IDEM_LINE_BUSY;
-			d->row = NULL;
-		}
+		if (!locked)
+			decide_without_lock(d);
 		if (wait == 0 || !worth_waiting(d, for_leases))
 			return locked;
 
@@ -488,8 +484,13 @@ call(FunctionCallInfo fcinfo, IdemDocumentType type)
 	{
 		decide_take(&question, &decision);
 		locked = false;
-		run_handler(&handler, PG_ARGISNULL(2) ? (Datum) 0 : PG_GETARG_DATUM(2), PG_ARGISNULL(2),
-					type, &payload);
+		if (!PG_ARGISNULL(2))
+			run_handler(&handler, PG_GETARG_DATUM(2), false, type, &payload);
+		else if (decision.line == IDEM_LINE_TAKEOVER && !ROW_IS_NULL(&decision.inflight, Anum_inflight_request))
+			run_handler(&handler, ROW_VALUE(&decision.inflight, Anum_inflight_request), false,
+						IDEM_DOCUMENT_JSON, &payload);
+		else
+			run_handler(&handler, (Datum) 0, true, type, &payload);
 		settle_handled(&question.key, &payload);
 		ledger_probe(IDEM_RESULT, &question.key, &decision.result);
 		/* an older row no longer spoke, and is still there if the handler has released the claim */
@@ -512,7 +513,8 @@ call(FunctionCallInfo fcinfo, IdemDocumentType type)
  * idem_call(scope, key, request, handler, wait) → idem_answer
  *
  * Claims, runs handler(request) and completes with what it returns; outcome
- * executed when it ran. A handler that settles the claim itself is respected;
+ * executed when it ran. Without a request, a key taken over is executed with
+ * the one it was first claimed with, if that is kept. A handler that settles the claim itself is respected;
  * its error leaves no trace of the claim. Raises 42501 without EXECUTE on the
  * handler, 22023 for a function that cannot be one, 22004 for a NULL handler
  * or a NULL request to a strict one, and what idem_claim() raises.

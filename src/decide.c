@@ -232,6 +232,20 @@ decide(const IdemQuestion *question, IdemDecision *d)
 }
 
 /*
+ * What a decision comes to without the lock, which somebody else has: an
+ * absence means nothing then.
+ */
+void
+decide_without_lock(IdemDecision *d)
+{
+	if (d->outcome != IDEM_CLAIMED)
+		return;
+	d->outcome = IDEM_IN_PROGRESS;
+	d->line = IDEM_LINE_BUSY;
+	d->row = NULL;
+}
+
+/*
  * Where the transaction keeps one snapshot, an answer must not come from
  * another transaction's row that this snapshot does not see: 40001, as INSERT
  * ... ON CONFLICT raises. "In progress" is no such answer.
