@@ -11,7 +11,9 @@
  * it finds may be used unless it says "claimed": committed rows that speak are
  * true whoever has the lock, and an answer from them is one that could have
  * been given a moment earlier; but an absence means nothing without the lock.
- * So replays of a hot key never queue behind each other.
+ * So replays of a hot key never queue behind each other. A session whose last
+ * answer came from a settled key looks that way first: replays come in storms,
+ * and then the lock is not even tried.
  *
  * While waiting for a transaction the key lock is not held, see held.c.
  *
@@ -68,9 +70,16 @@ worth_waiting(const IdemDecision *d, bool for_leases)
 static bool
 adjudicate(const IdemQuestion *question, int64 wait, bool for_leases, IdemDecision *d)
 {
+	static bool replaying = false;
 	TimestampTz deadline = 0;
 	int			pause = 0;
 
+	if (replaying)
+	{
+		replaying = decide_settled(question, d);
+		if (replaying)
+			return false;
+	}
 	for (;;)
 	{
 		IdemClaim  *claim = held_find(&question->key);
@@ -81,6 +90,7 @@ adjudicate(const IdemQuestion *question, int64 wait, bool for_leases, IdemDecisi
 		decide(question, d);
 		if (!locked)
 			decide_without_lock(d);
+		replaying = d->outcome == IDEM_REPLAYED;
 		if (wait == 0 || !worth_waiting(d, for_leases))
 			return locked;
 

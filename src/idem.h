@@ -413,6 +413,7 @@ typedef struct IdemDecision
 } IdemDecision;
 
 extern void decide(const IdemQuestion *question, IdemDecision *decision);
+extern bool decide_settled(const IdemQuestion *question, IdemDecision *decision);
 extern void decide_check_visible(const IdemDecision *decision);
 extern void decide_free(IdemDecision *decision);
 extern void decide_take(const IdemQuestion *question, IdemDecision *decision);
@@ -426,6 +427,7 @@ extern Datum decide_answer_datum(FunctionCallInfo fcinfo, const Datum *values, c
 
 /* the attributes of idem_answer that this library knows */
 #define IDEM_ANSWER_COLUMNS		14
+#define IDEM_ANSWER_COLUMNS_MAX	64	/* and as many as it can do with */
 
 /* ---- settle.c ---- */
 

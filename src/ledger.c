@@ -375,9 +375,12 @@ ledger_forget_locks(void)
 
 /* Locks a table for the rest of the transaction, and accepts invalidations. */
 void
-ledger_open(IdemTable table)
+ledger_open(IdemTable which)
 {
-	relation_close(open_table(table, row_lock()), NoLock);
+	LedgerTable *table = &tables[which];
+
+	if (!table->checked || table->locked_in != GetCurrentSubTransactionId())
+		relation_close(open_table(which, row_lock()), NoLock);
 }
 
 /* As ledger_open(), but never waits for the lock; false: it is not to be had now. */
