@@ -224,20 +224,21 @@ COMMENT ON COLUMN idem.inflight.checkpoint IS 'what the holder noted with its re
 REVOKE ALL ON idem.inflight FROM PUBLIC;
 SELECT pg_catalog.pg_extension_config_dump('idem.inflight', '');
 
--- fixed-width columns come widest first, so that no byte goes to alignment
+-- Fixed-width columns come widest first, so that no byte goes to alignment;
+-- those that are often NULL come last, since a row ends with its last value.
 CREATE TABLE idem.result (
 	token bigint NOT NULL,
 	created_at timestamptz NOT NULL,
 	completed_at timestamptz NOT NULL,
 	scope_id int NOT NULL,
 	attempt int NOT NULL,
-	status_code int,
 	form smallint NOT NULL,
 	state "char" NOT NULL,
 	fingerprint @extschema@.idem_digest,
 	key text COLLATE "C" NOT NULL,
-	headers jsonb,
 	response json,
+	status_code int,
+	headers jsonb,
 	body bytea,
 	request json,
 	PRIMARY KEY (scope_id, key)
@@ -266,13 +267,13 @@ CREATE TABLE idem.archive (
 	completed_at timestamptz NOT NULL,
 	scope_id int NOT NULL,
 	attempt int NOT NULL,
-	status_code int,
 	form smallint NOT NULL,
 	state "char" NOT NULL,
 	fingerprint @extschema@.idem_digest,
 	key text COLLATE "C" NOT NULL,
-	headers jsonb,
 	response json,
+	status_code int,
+	headers jsonb,
 	body bytea,
 	request json,
 	archived_at timestamptz NOT NULL,
@@ -361,6 +362,8 @@ COMMENT ON FUNCTION @extschema@.idem_scope_guard() IS 'trigger of idem.scope: re
 REVOKE ALL ON FUNCTION @extschema@.idem_scope_guard() FROM PUBLIC;
 CREATE TRIGGER scope_guard AFTER INSERT OR UPDATE OR DELETE ON idem.scope
 	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scope_guard();
+-- also where changes arrive by replication: caches must hear of them
+ALTER TABLE idem.scope ENABLE ALWAYS TRIGGER scope_guard;
 COMMENT ON TRIGGER scope_guard ON idem.scope IS 'keeps contracts and keys consistent';
 CREATE TRIGGER scope_guard_truncate BEFORE TRUNCATE ON idem.scope
 	FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_scope_guard();

@@ -235,6 +235,7 @@ BEGIN;
 SELECT outcome FROM idem_claim('settle', 'prepared');
 PREPARE TRANSACTION 'idem settle';
 \echo :SQLSTATE
+SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts WHERE gid = 'idem settle' \gexec
 
 -- the truth: each key has one row, and no claim or settling left a dead one
 SELECT count(*) AS rows, count(DISTINCT key) AS keys, count(*) FILTER (WHERE state = 'f') AS failed

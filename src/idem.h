@@ -47,6 +47,7 @@
 #define WaitEventExtensionNew(name)		PG_WAIT_EXTENSION
 #endif
 #if PG_VERSION_NUM < 180000
+#define CreateTupleDescTruncatedCopy(desc, n)	ledger_truncated_copy(desc, n)
 #define pg_noreturn						pg_attribute_noreturn()
 #define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
 	(index_beginscan) (heap, index, snapshot, nkeys, norderbys)
@@ -191,9 +192,9 @@ typedef enum IdemScopeColumn
 typedef enum IdemResultColumn
 {
 	Anum_result_token = 1, Anum_result_created_at, Anum_result_completed_at,
-	Anum_result_scope_id, Anum_result_attempt, Anum_result_status_code,
-	Anum_result_form, Anum_result_state, Anum_result_fingerprint, Anum_result_key,
-	Anum_result_headers, Anum_result_response, Anum_result_body, Anum_result_request,
+	Anum_result_scope_id, Anum_result_attempt, Anum_result_form, Anum_result_state,
+	Anum_result_fingerprint, Anum_result_key, Anum_result_response,
+	Anum_result_status_code, Anum_result_headers, Anum_result_body, Anum_result_request,
 	Anum_archive_archived_at
 } IdemResultColumn;
 
@@ -343,6 +344,7 @@ typedef struct IdemClaim
 extern void held_init(void);
 extern bool held_lock(const IdemKey *key, bool wait);
 extern void held_unlock(const IdemKey *key);
+extern bool held_elsewhere(const IdemKey *key);
 extern IdemClaim *held_find(const IdemKey *key);
 extern IdemClaim *held_add(const IdemKey *key);
 extern void held_keep_request(IdemClaim *claim, Datum request);
@@ -351,6 +353,7 @@ extern bool held_untouched(const IdemClaim *claim);
 extern bool held_in_scope(int32 scope_id);
 pg_noreturn extern void held_lease_lost(const IdemKey *key);
 extern void held_doom(int sqlerrcode, const char *message, const IdemKey *key);
+extern void held_repeat(const IdemKey *key);
 extern void held_require_durable_commit(void);
 extern void held_pause(int *pause);
 
@@ -410,6 +413,7 @@ typedef struct IdemDecision
 } IdemDecision;
 
 extern void decide(const IdemQuestion *question, IdemDecision *decision);
+extern bool decide_settled(const IdemQuestion *question, IdemDecision *decision);
 extern void decide_check_visible(const IdemDecision *decision);
 extern void decide_free(IdemDecision *decision);
 extern void decide_take(const IdemQuestion *question, IdemDecision *decision);
@@ -418,10 +422,12 @@ extern void decide_number(IdemDecision *decision);
 extern void decide_answer(const IdemDecision *decision,
 						  Datum *values, bool *nulls);
 extern void decide_answer_free(const IdemDecision *decision, Datum *values, bool *nulls);
+extern void decide_without_lock(IdemDecision *decision);
 extern Datum decide_answer_datum(FunctionCallInfo fcinfo, const Datum *values, const bool *nulls);
 
 /* the attributes of idem_answer that this library knows */
 #define IDEM_ANSWER_COLUMNS		14
+#define IDEM_ANSWER_COLUMNS_MAX	64	/* and as many as it can do with */
 
 /* ---- settle.c ---- */
 

@@ -81,9 +81,9 @@ static const LedgerColumn scope_columns[] = {
 
 static const LedgerColumn result_columns[] = {
 	{"token", INT8OID}, {"created_at", TIMESTAMPTZOID}, {"completed_at", TIMESTAMPTZOID},
-	{"scope_id", INT4OID}, {"attempt", INT4OID}, {"status_code", INT4OID}, {"form", INT2OID},
-	{"state", CHAROID}, {"fingerprint", InvalidOid}, {"key", TEXTOID}, {"headers", JSONBOID},
-	{"response", JSONOID}, {"body", BYTEAOID}, {"request", JSONOID},
+	{"scope_id", INT4OID}, {"attempt", INT4OID}, {"form", INT2OID}, {"state", CHAROID},
+	{"fingerprint", InvalidOid}, {"key", TEXTOID}, {"response", JSONOID}, {"status_code", INT4OID},
+	{"headers", JSONBOID}, {"body", BYTEAOID}, {"request", JSONOID},
 	{"archived_at", TIMESTAMPTZOID}	/* idem.archive only */
 };
 
@@ -125,6 +125,9 @@ typedef struct LedgerTable
 	bool		one_index;		/* and there is no other */
 	IndexInfo  *index_info;		/* of that one */
 	ScanKeyData scan_keys[2];
+
+	/* the table's first columns, by their number; made when needed */
+	TupleDesc	short_descs[IDEM_MAX_COLUMNS + 1];
 } LedgerTable;
 
 static LedgerTable tables[IDEM_TABLES] = {
@@ -372,9 +375,12 @@ ledger_forget_locks(void)
 
 /* Locks a table for the rest of the transaction, and accepts invalidations. */
 void
-ledger_open(IdemTable table)
+ledger_open(IdemTable which)
 {
-	relation_close(open_table(table, row_lock()), NoLock);
+	LedgerTable *table = &tables[which];
+
+	if (!table->checked || table->locked_in != GetCurrentSubTransactionId())
+		relation_close(open_table(which, row_lock()), NoLock);
 }
 
 /* As ledger_open(), but never waits for the lock; false: it is not to be had now. */
@@ -580,7 +586,6 @@ ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCall
 	Relation	rel = open_table(which, row_lock());
 	BlockNumber size = RelationGetNumberOfBlocks(rel);
 	BlockNumber end = Min((uint64) size, (uint64) start + blocks);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	TableScanDesc scan;
 	ItemPointerData first,
@@ -590,7 +595,7 @@ ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCall
 	/* an empty range has its end before its start */
 	ItemPointerSet(&first, start, FirstOffsetNumber);
 	ItemPointerSet(&last, end > 0 ? end - 1 : 0, end > 0 ? MaxOffsetNumber : InvalidOffsetNumber);
-	scan = table_beginscan_tidrange(rel, snapshot, &first, &last, 0);
+	scan = table_beginscan_tidrange(rel, SnapshotSelf, &first, &last, 0);
 	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
 	{
 		IdemRow		row = {.table = which, .committed = true, .visible = true};
@@ -606,7 +611,6 @@ ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCall
 	}
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
-	UnregisterSnapshot(snapshot);
 	relation_close(rel, NoLock);
 	return refused != InvalidBlockNumber ? refused : end < size ? end : InvalidBlockNumber;
 }
@@ -698,14 +702,48 @@ set_value(Datum *values, bool *nulls, int column, Datum value, bool isnull)
 	nulls[column - 1] = isnull;
 }
 
+#if PG_VERSION_NUM < 180000
+static TupleDesc
+ledger_truncated_copy(TupleDesc desc, int natts)
+{
+	TupleDesc	result = CreateTemplateTupleDesc(natts);
+
+	for (AttrNumber i = 1; i <= natts; i++)
+		TupleDescCopyEntry(result, i, desc, i);
+	return result;
+}
+#endif
+
+/*
+ * Forms a row that ends with its last value, as rows do that are older than
+ * the table's last columns. What follows reads as NULL; with nothing else NULL
+ * the row needs no bitmap, which saves eight bytes a key.
+ */
+static HeapTuple
+form_row(LedgerTable *table, Relation rel, const Datum *values, const bool *nulls)
+{
+	int			natts = table->natts;
+
+	while (nulls[natts - 1])
+		natts--;
+	if (table->short_descs[natts] == NULL)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
+
+		table->short_descs[natts] = CreateTupleDescTruncatedCopy(RelationGetDescr(rel), natts);
+		MemoryContextSwitchTo(caller);
+	}
+	return heap_form_tuple(table->short_descs[natts], unconstify(Datum *, values),
+						   unconstify(bool *, nulls));
+}
+
 /* Adds a row, with values in the order of the table's columns. */
 void
 ledger_insert(IdemTable which, const Datum *values, const bool *nulls)
 {
 	LedgerTable *table = &tables[which];
 	Relation	rel = open_table(which, RowExclusiveLock);
-	HeapTuple	tuple = heap_form_tuple(RelationGetDescr(rel), unconstify(Datum *, values),
-										unconstify(bool *, nulls));
+	HeapTuple	tuple = form_row(table, rel, values, nulls);
 
 	if (table->one_index)
 	{
@@ -739,8 +777,7 @@ void
 ledger_update(const IdemRow *row, const Datum *values, const bool *nulls)
 {
 	Relation	rel = open_table(row->table, RowExclusiveLock);
-	HeapTuple	tuple = heap_form_tuple(RelationGetDescr(rel), unconstify(Datum *, values),
-										unconstify(bool *, nulls));
+	HeapTuple	tuple = form_row(&tables[row->table], rel, values, nulls);
 
 	CommandCounterIncrement();
 	CatalogTupleUpdate(rel, &row->tuple->t_self, tuple);

@@ -337,6 +337,17 @@ tuple_column(TriggerData *trigger, HeapTuple tuple, int column, bool *isnull)
 	return heap_getattr(tuple, column, RelationGetDescr(trigger->tg_relation), isnull);
 }
 
+static bool
+contract_changed(TriggerData *trigger)
+{
+	for (int column = 1; column <= Anum_scope_keep_request; column++)
+	{
+		if (column_changed(trigger, column))
+			return true;
+	}
+	return false;
+}
+
 /* The whole row for the audit. */
 static Jsonb *
 contract_as_jsonb(TriggerData *trigger, HeapTuple tuple)
@@ -429,12 +440,18 @@ idem_scope_guard(PG_FUNCTION_ARGS)
 	name = TextDatumGetCString(tuple_column(trigger, trigger->tg_trigtuple, Anum_scope_name, &isnull));
 	CacheInvalidateRelcache(trigger->tg_relation);
 
+	/* on a subscriber the publisher has checked and audited already */
+	if (SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA)
+		return PointerGetDatum(NULL);
+
 	if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
 		check_pointers(trigger, trigger->tg_trigtuple);
 	else if (TRIGGER_FIRED_BY_UPDATE(trigger->tg_event))
 	{
 		check_pointers(trigger, trigger->tg_newtuple);
 		guard_update(trigger, scope_id, name);
+		if (!contract_changed(trigger))
+			return PointerGetDatum(NULL);
 		ledger_audit("scope changed", scope_id, name, NULL, NULL,
 					 contract_as_jsonb(trigger, trigger->tg_trigtuple),
 					 contract_as_jsonb(trigger, trigger->tg_newtuple));
