@@ -380,6 +380,37 @@ SELECT outcome, attempt FROM idem_claim('leases', 'waited for', wait => '1 minut
 UPDATE idem.inflight SET lease_until = clock_timestamp() + interval '200 ms' WHERE key = 'waited for';
 SELECT outcome, attempt FROM idem_claim('leases', 'waited for', wait => NULL);
 
+-- settled again with its token: alone that is fine, but work beside it would be done twice
+TRUNCATE public.regress_idem_ledger;
+SELECT token FROM idem_claim('leases', 'again', lease => '1 h') \gset
+BEGIN;
+INSERT INTO public.regress_idem_ledger SELECT 'first';
+SELECT idem_complete('leases', 'again', '1', :token);
+COMMIT;
+SELECT idem_complete('leases', 'again', '1', :token);
+BEGIN;
+INSERT INTO public.regress_idem_ledger SELECT 'before';
+SELECT idem_complete('leases', 'again', '1', :token);
+COMMIT;
+BEGIN;
+SELECT idem_complete('leases', 'again', '1', :token);
+INSERT INTO public.regress_idem_ledger SELECT 'after';
+COMMIT;
+-- also in a subtransaction, unless that is rolled back
+BEGIN;
+SAVEPOINT a;
+SELECT idem_complete('leases', 'again', '1', :token);
+RELEASE a;
+INSERT INTO public.regress_idem_ledger SELECT 'released';
+COMMIT;
+BEGIN;
+SAVEPOINT a;
+SELECT idem_complete('leases', 'again', '1', :token);
+ROLLBACK TO a;
+INSERT INTO public.regress_idem_ledger SELECT 'something else';
+COMMIT;
+SELECT * FROM public.regress_idem_ledger;
+
 DROP TABLE public.regress_idem_ledger;
 DELETE FROM idem.inflight WHERE scope_id IN (SELECT id FROM idem.scope WHERE name LIKE 'leases%');
 DELETE FROM idem.result WHERE scope_id IN (SELECT id FROM idem.scope WHERE name LIKE 'leases%');

@@ -344,6 +344,7 @@ typedef struct IdemClaim
 extern void held_init(void);
 extern bool held_lock(const IdemKey *key, bool wait);
 extern void held_unlock(const IdemKey *key);
+extern bool held_elsewhere(const IdemKey *key);
 extern IdemClaim *held_find(const IdemKey *key);
 extern IdemClaim *held_add(const IdemKey *key);
 extern void held_keep_request(IdemClaim *claim, Datum request);
@@ -352,6 +353,7 @@ extern bool held_untouched(const IdemClaim *claim);
 extern bool held_in_scope(int32 scope_id);
 pg_noreturn extern void held_lease_lost(const IdemKey *key);
 extern void held_doom(int sqlerrcode, const char *message, const IdemKey *key);
+extern void held_repeat(const IdemKey *key);
 extern void held_require_durable_commit(void);
 extern void held_pause(int *pause);
 
@@ -411,6 +413,7 @@ typedef struct IdemDecision
 } IdemDecision;
 
 extern void decide(const IdemQuestion *question, IdemDecision *decision);
+extern bool decide_settled(const IdemQuestion *question, IdemDecision *decision);
 extern void decide_check_visible(const IdemDecision *decision);
 extern void decide_free(IdemDecision *decision);
 extern void decide_take(const IdemQuestion *question, IdemDecision *decision);
@@ -419,10 +422,12 @@ extern void decide_number(IdemDecision *decision);
 extern void decide_answer(const IdemDecision *decision,
 						  Datum *values, bool *nulls);
 extern void decide_answer_free(const IdemDecision *decision, Datum *values, bool *nulls);
+extern void decide_without_lock(IdemDecision *decision);
 extern Datum decide_answer_datum(FunctionCallInfo fcinfo, const Datum *values, const bool *nulls);
 
 /* the attributes of idem_answer that this library knows */
 #define IDEM_ANSWER_COLUMNS		14
+#define IDEM_ANSWER_COLUMNS_MAX	64	/* and as many as it can do with */
 
 /* ---- settle.c ---- */
 

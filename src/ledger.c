@@ -375,9 +375,12 @@ ledger_forget_locks(void)
 
 /* Locks a table for the rest of the transaction, and accepts invalidations. */
 void
-ledger_open(IdemTable table)
+ledger_open(IdemTable which)
 {
-	relation_close(open_table(table, row_lock()), NoLock);
+	LedgerTable *table = &tables[which];
+
+	if (!table->checked || table->locked_in != GetCurrentSubTransactionId())
+		relation_close(open_table(which, row_lock()), NoLock);
 }
 
 /* As ledger_open(), but never waits for the lock; false: it is not to be had now. */
@@ -583,7 +586,6 @@ ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCall
 	Relation	rel = open_table(which, row_lock());
 	BlockNumber size = RelationGetNumberOfBlocks(rel);
 	BlockNumber end = Min((uint64) size, (uint64) start + blocks);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	TableScanDesc scan;
 	ItemPointerData first,
@@ -593,7 +595,7 @@ ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCall
 	/* an empty range has its end before its start */
 	ItemPointerSet(&first, start, FirstOffsetNumber);
 	ItemPointerSet(&last, end > 0 ? end - 1 : 0, end > 0 ? MaxOffsetNumber : InvalidOffsetNumber);
-	scan = table_beginscan_tidrange(rel, snapshot, &first, &last, 0);
+	scan = table_beginscan_tidrange(rel, SnapshotSelf, &first, &last, 0);
 	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
 	{
 		IdemRow		row = {.table = which, .committed = true, .visible = true};
@@ -609,7 +611,6 @@ ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCall
 	}
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
-	UnregisterSnapshot(snapshot);
 	relation_close(rel, NoLock);
 	return refused != InvalidBlockNumber ? refused : end < size ? end : InvalidBlockNumber;
 }

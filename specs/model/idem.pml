@@ -1,0 +1,731 @@
+/*
+ * idem.pml - the protocol of one key, for the spin model checker.
+ *
+ * N clients (three) and a clock, one key, nothing bounded: every client goes
+ * on for ever, in any order, with everything that a client, an operator and
+ * the sweep can do. specs/model/README.md says how to run it and what it says;
+ * src/held.c has the argument in words. "Why is this one step?" is answered
+ * where a step stands.
+ *
+ * What is abstracted
+ * - A key has one row (S, F: in idem.result or its archive; P, E, U: in
+ *   idem.inflight), committed; and beside it what each transaction has written
+ *   and not committed, for the transaction and for its savepoint. Whoever
+ *   probes sees both, as a dirty snapshot does.
+ * - The model has no unique index. The protocol must not lean on one: two rows
+ *   of a key would be an error where an answer is promised.
+ * - Time is a process that ends a lease or a retention whenever it likes.
+ * - A token is the number of the client that it was given to. That is enough:
+ *   tokens are only compared, a client remembers one, and a new one replaces
+ *   the last one in the row as well. 0: a token that nobody remembers.
+ * - A claim waits as long as it takes; a shorter wait is a rollback.
+ *
+ * What a client is trusted with
+ * - It writes its effect in the transaction that completes, once, and not
+ *   where it fails or releases.
+ * - It treats a COMMIT without an answer as unknown: it forgets its token and
+ *   claims again. (Clients 0 and 1 are one claimant, so the session that got
+ *   no answer may be running still.)
+ * - It may trap any error, forget to settle, hold a lost lease and never
+ *   know, and end anywhere.
+ */
+
+#ifndef N
+#define N 3
+#endif
+
+/* ---- mutations: specs/model/check shows that each of them fails ---- */
+
+#define NONE					0
+#define PROBE_BEFORE_LOCK		1	/* what is decided from was seen before the lock */
+#define UNLOCK_BEFORE_ROW		2	/* the lock is given back before the row is there */
+#define OLD_TOKEN				3	/* a token is not compared */
+#define LOCK_NOT_KEPT			4	/* settled in a child: the lock is not kept for the parent's claim */
+#define WAIT_WITH_LOCK			5	/* the lock is held while a transaction is waited for */
+#define TRAPPED_COMMITS			6	/* ID001, trapped, does not doom the transaction */
+#define RECLAIM_KEEPS_TOKEN		7	/* a claimant that asks again shares its last session's token */
+#define UNSETTLED_COMMITS		8	/* no ID003 */
+#define RELEASE_UNLOCKS			9	/* a released claim does not keep its lock */
+#define CLAIM_SURVIVES			10	/* a claim is not forgotten when its subtransaction is rolled back */
+#define EARLY_TAKEOVER			11	/* a running lease is taken over */
+#define RESOLVE_SETTLED			12	/* an operator resolves what is not in doubt */
+#define SWEEP_IGNORES_LOCK		13	/* the sweep changes a row without the key's lock */
+#define COMMITTED_ONLY			14	/* an uncommitted row is not seen: no dirty snapshot */
+#define ABORT_KEEPS_LOCK		15	/* a rollback does not give the lock back */
+
+#ifndef MUTATION
+#define MUTATION NONE
+#endif
+
+/* ---- rows ---- */
+
+#define P	1	/* processing, under a lease */
+#define E	2	/* free again */
+#define U	3	/* in doubt */
+#define S	4	/* succeeded, and by whom: its holder */
+#define F	5	/* failed */
+#define SO	6	/* succeeded, says an operator */
+#define FO	7
+#define DEL	8	/* what is written is: no row */
+
+#define SETTLED(k)		((k) >= S && (k) <= FO)
+#define INFLIGHT(k)		((k) >= P && (k) <= U)
+
+/* past: of P, the lease is over; of a settled row, the retention */
+#define OVER			1	/* free by the clock */
+#define DOUBT			2	/* in doubt by the clock: hold, attempts spent, too late to retry */
+
+/* the committed row */
+byte ck, ctok, cpast;
+bool cclaimant;
+
+/* ghost: effects committed since the key was last new */
+byte effects;
+
+/* the key lock: who has it, 0: nobody */
+byte lock;
+
+/* ---- clients ---- */
+
+/* where a client is */
+#define FREE	0	/* outside, or idle in its transaction */
+#define LOCKING	1	/* wants the key lock */
+#define PROBING	2	/* has it, and has looked at idem.result */
+#define WRITING	3	/* has decided (mutations only) */
+#define WAITING	4	/* waits for another's transaction to end */
+
+/* what for */
+#define CLAIM	1
+#define TOKEN	2	/* complete, fail, release, extend, unknown with a token */
+#define RESOLVE	3
+
+/* a transaction-scoped claim of the transaction, or of its savepoint */
+#define OPEN	1
+#define DONE	2	/* settled in a savepoint that is open still */
+#define FREED	3	/* released there */
+
+typedef Client
+{
+	unsigned st : 3;
+	unsigned op : 2;
+	unsigned waits : 2;		/* WAITING: for whom */
+	unsigned lvl : 2;		/* 0 no transaction, 1 in one, 2 in a savepoint of it */
+	unsigned w1 : 4;		/* written by the transaction */
+	unsigned w1tok : 2;
+	unsigned w2 : 4;		/* written by the savepoint */
+	unsigned w2tok : 2;
+	unsigned c1 : 2;		/* claims */
+	unsigned c2 : 2;
+	unsigned tok : 2;		/* 0 none, 1 has a token, 2 of this transaction, 3 of this savepoint */
+	unsigned rtok : 2;		/* RECLAIM_KEEPS_TOKEN: which token that is */
+	bool w1claimant;
+	bool w2claimant;
+	bool f1;				/* a released claim keeps the lock */
+	bool f2;
+	bool e1;				/* the effect was written */
+	bool e2;
+	bool doomed;
+	bool late;				/* completed again what was settled with this token before */
+	/* PROBE_BEFORE_LOCK, UNLOCK_BEFORE_ROW: what was seen */
+	unsigned seen : 4;
+	unsigned seenpast : 2;
+	unsigned seentok : 2;
+	unsigned busy : 2;		/* whose the row is, 0: nobody's, else client + 1 */
+}
+
+Client c[N];
+
+#define ME				c[me]
+#define HAS_CLAIM(i)	(c[i].c1 == OPEN || c[i].c2 == OPEN)
+#define KEEPS(i)		(c[i].c1 || c[i].c2 || c[i].f1 || c[i].f2)
+#define WROTE(i)		(c[i].w1 || c[i].w2)
+#define EFFECT(i)		(c[i].e1 || c[i].e2)
+#define OWNROW(i)		(c[i].w2 -> c[i].w2 : c[i].w1)
+#define EMPTY(i)		(!KEEPS(i) && !WROTE(i) && !EFFECT(i))
+
+/* Is the row that a probe of that table finds another's still? */
+#if MUTATION == COMMITTED_ONLY
+#define BUSY(i, IN)		false
+#else
+#define BUSY(i, IN)		(WROTE(i) && (IN(ck) || IN(c[i].w1) || IN(c[i].w2)))
+#endif
+
+#if N == 3
+#define OTHER1(me)		((me + 1) % 3)
+#define OTHER2(me)		((me + 2) % 3)
+#else
+#define OTHER1(me)		(1 - me)
+#define OTHER2(me)		(1 - me)
+#endif
+
+#define IDLE			(ME.st == FREE && !ME.lvl)
+#define IN_TRANSACTION	(ME.st == FREE && ME.lvl)
+#define MAY_CLAIM		(!HAS_CLAIM(me) && !EFFECT(me) && !ME.doomed && (!WROTE(me) || OWNROW(me) == E))
+#define MAY_SETTLE		(ME.tok && (!WROTE(me) || INFLIGHT(OWNROW(me))))
+#define OTHERS_WROTE	(WROTE(OTHER1(me)) || WROTE(OTHER2(me)))
+
+/*
+ * Nobody waits for ever. Who waits for the lock waits for its owner, who waits
+ * for a transaction for its client; both have a transaction, and nobody waits
+ * in a circle. So all that is waited for is that transactions end.
+ */
+#define WAITS_FOR(i, j) \
+	((c[i].st == LOCKING && lock == j + 1 && i != j) || (c[i].st == WAITING && c[i].waits == j))
+
+inline check_waits()
+{
+	assert(lock == 0 || c[lock - 1].lvl > 0);
+	assert(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 0)));
+#if N == 3
+	assert(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 0)));
+	assert(!(WAITS_FOR(1, 2) && WAITS_FOR(2, 1)));
+	assert(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 2) && WAITS_FOR(2, 0)));
+	assert(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 1) && WAITS_FOR(1, 0)));
+#endif
+}
+
+/* Gives the lock back, unless a claim of this transaction keeps it. */
+inline unlock()
+{
+	if
+	:: lock == me + 1 && !KEEPS(me) -> lock = 0
+	:: else
+	fi
+}
+
+/* Who waits for a transaction of mine looks again: it has ended, or a part of it was undone. */
+inline wake()
+{
+	if
+	:: c[OTHER1(me)].st == WAITING && c[OTHER1(me)].waits == me ->
+		c[OTHER1(me)].st = LOCKING; c[OTHER1(me)].waits = 0
+	:: else
+	fi;
+	if
+	:: c[OTHER2(me)].st == WAITING && c[OTHER2(me)].waits == me ->
+		c[OTHER2(me)].st = LOCKING; c[OTHER2(me)].waits = 0
+	:: else
+	fi
+}
+
+inline forget_seen()
+{
+	ME.seen = 0; ME.seenpast = 0; ME.seentok = 0; ME.busy = 0
+}
+
+/* What goes with a transaction, whichever way it ends. */
+inline end_transaction()
+{
+	ME.st = FREE; ME.op = 0; ME.waits = 0; ME.lvl = 0;
+	ME.w1 = 0; ME.w1tok = 0; ME.w1claimant = 0;
+	ME.w2 = 0; ME.w2tok = 0; ME.w2claimant = 0;
+	ME.c1 = 0; ME.c2 = 0; ME.f1 = 0; ME.f2 = 0;
+	ME.e1 = 0; ME.e2 = 0; ME.doomed = 0; ME.late = 0;
+	forget_seen();
+#if MUTATION == ABORT_KEEPS_LOCK
+	if
+	:: lock == me + 1 && committed -> lock = 0
+	:: else
+	fi;
+#else
+	if
+	:: lock == me + 1 -> lock = 0
+	:: else
+	fi;
+#endif
+	committed = false;
+	wake();
+	check_waits()
+}
+
+inline rollback()
+{
+	if
+	:: ME.tok >= 2 -> ME.tok = 0; ME.rtok = 0
+	:: else
+	fi;
+	end_transaction()
+}
+
+/* ROLLBACK TO SAVEPOINT, or an error in it that is trapped. */
+inline rollback_child()
+{
+	ME.st = FREE; ME.op = 0; ME.waits = 0; ME.lvl = 1;
+	forget_seen();
+	ME.w2 = 0; ME.w2tok = 0; ME.w2claimant = 0; ME.e2 = 0; ME.f2 = 0;
+	ME.late = 0;
+#if MUTATION == CLAIM_SURVIVES
+	if
+	:: ME.c2 == OPEN && !ME.c1 -> ME.c1 = OPEN; if :: lock == me + 1 -> lock = 0 :: else fi
+	:: else
+	fi;
+#endif
+	ME.c2 = 0;
+	if
+	:: ME.c1 -> ME.c1 = OPEN
+	:: else
+	fi;
+	if
+	:: ME.tok == 3 -> ME.tok = 0; ME.rtok = 0
+	:: else
+	fi;
+	unlock();
+	wake();
+	check_waits()
+}
+
+/* RELEASE SAVEPOINT: locks, rows, effects and claims are the parent's now. */
+inline commit_child()
+{
+	if
+	:: ME.c1 == DONE -> ME.c1 = 0
+	:: ME.c1 == FREED -> ME.c1 = 0; ME.f1 = 1
+	:: else
+	fi;
+	if
+	:: ME.c2 -> ME.c1 = OPEN; ME.c2 = 0
+	:: else
+	fi;
+	if
+	:: ME.w2 ->
+		ME.w1 = ME.w2; ME.w1tok = ME.w2tok; ME.w1claimant = ME.w2claimant;
+		ME.w2 = 0; ME.w2tok = 0; ME.w2claimant = 0
+	:: else
+	fi;
+	if
+	:: ME.f2 -> ME.f1 = 1; ME.f2 = 0
+	:: else
+	fi;
+	if
+	:: ME.e2 -> ME.e1 = 1; ME.e2 = 0
+	:: else
+	fi;
+	if
+	:: ME.tok == 3 -> ME.tok = 2
+	:: else
+	fi;
+	ME.lvl = 1;
+	unlock();
+	check_waits()
+}
+
+#if MUTATION == RECLAIM_KEEPS_TOKEN
+#define MYTOKEN			ME.rtok
+#else
+#define MYTOKEN			(me + 1)
+#endif
+
+/* COMMIT: what is promised is checked here. */
+inline commit()
+{
+	if
+#if MUTATION != TRAPPED_COMMITS
+	:: ME.doomed -> rollback()
+#endif
+#if MUTATION != UNSETTLED_COMMITS
+	:: ME.c1 == OPEN -> rollback()
+#endif
+	:: else ->
+		/* a settled answer never changes inside its retention */
+		assert(!(ME.w1 && SETTLED(ck) && !cpast));
+		/* a fenced holder never commits: its token is the row's to the end */
+		assert(!(ME.e1 && ME.tok && ME.w1 != P && ctok != MYTOKEN && ME.tok == 1));
+		effects = effects + ME.e1;
+		/* never two effects */
+		assert(effects <= 1);
+		if
+		:: ME.w1 == DEL -> ck = 0; ctok = 0; cclaimant = 0; cpast = 0
+		:: ME.w1 && ME.w1 != DEL -> ck = ME.w1; ctok = ME.w1tok; cclaimant = ME.w1claimant; cpast = 0
+		:: else
+		fi;
+		/* succeeded: exactly one; all else: none. An operator's word may be wrong. */
+		assert(ck == SO || effects == (ck == S && !cpast -> 1 : 0));
+		if
+		:: SETTLED(ME.w1) || ME.w1 == E || ME.late -> ME.tok = 0; ME.rtok = 0
+		:: ME.tok >= 2 && !(SETTLED(ME.w1) || ME.w1 == E || ME.late) -> ME.tok = 1
+		:: else
+		fi;
+		committed = true;
+		end_transaction()
+	fi
+}
+
+/* An error: the savepoint is rolled back, or the transaction if there is none. */
+inline fail_statement()
+{
+	if
+	:: ME.lvl == 2 -> rollback_child()
+	:: else -> rollback()
+	fi
+}
+
+/* A client that has nothing to commit goes. */
+inline statement_done()
+{
+	ME.st = FREE; ME.op = 0;
+	forget_seen();
+	unlock();
+	check_waits();
+	if
+	:: EMPTY(me) -> rollback()
+	:: else
+	fi
+}
+
+/* Writes the row of the key, in the current subtransaction. */
+inline write(kind, token, claimant)
+{
+	if
+	:: ME.lvl == 2 -> ME.w2 = kind; ME.w2tok = token; ME.w2claimant = claimant
+	:: else -> ME.w1 = kind; ME.w1tok = token; ME.w1claimant = claimant
+	fi
+}
+
+inline write_effect()
+{
+	if
+	:: EFFECT(me)
+	:: !EFFECT(me) && ME.lvl == 2 -> ME.e2 = 1
+	:: !EFFECT(me) -> ME.e1 = 1		/* in a savepoint: it was written before that */
+	fi
+}
+
+/* ---- probing ---- */
+
+inline see_own_or_committed()
+{
+	if
+	:: ME.w2 -> ME.seen = (ME.w2 == DEL -> 0 : ME.w2); ME.seentok = ME.w2tok; ME.seenpast = 0
+	:: !ME.w2 && ME.w1 -> ME.seen = (ME.w1 == DEL -> 0 : ME.w1); ME.seentok = ME.w1tok; ME.seenpast = 0
+	:: else -> ME.seen = ck; ME.seentok = ctok; ME.seenpast = cpast
+	fi
+}
+
+/* Another's row is busy; but a settled one that speaks is true, for a claim, whoever is at it. */
+inline probe_result()
+{
+	forget_seen();
+	if
+	:: BUSY(OTHER1(me), SETTLED) && !(ME.op == CLAIM && SETTLED(ck) && !cpast) -> ME.busy = OTHER1(me) + 1
+	:: BUSY(OTHER2(me), SETTLED) && !(ME.op == CLAIM && SETTLED(ck) && !cpast) -> ME.busy = OTHER2(me) + 1
+	:: else ->
+		see_own_or_committed();
+		if
+		:: SETTLED(ME.seen) && !ME.seenpast
+		:: else -> forget_seen()
+		fi
+	fi
+}
+
+inline probe_inflight()
+{
+	if
+	:: BUSY(OTHER1(me), INFLIGHT) -> ME.busy = OTHER1(me) + 1
+	:: BUSY(OTHER2(me), INFLIGHT) -> ME.busy = OTHER2(me) + 1
+	:: else ->
+		see_own_or_committed();
+		if
+		:: INFLIGHT(ME.seen)
+		:: else -> forget_seen()
+		fi
+	fi
+}
+
+/* ---- deciding ---- */
+
+#define SPEAKS			(SETTLED(ME.seen))
+#define CLAIMANT		(me <= 1 && cclaimant && !WROTE(me))
+#if MUTATION == EARLY_TAKEOVER
+#define RUNNING			false
+#else
+#define RUNNING			(ME.seen == P && !ME.seenpast)
+#endif
+#define IN_DOUBT		(ME.seen == U || (ME.seen == P && ME.seenpast == DOUBT))
+
+/* Another is writing the row: wait for it, without the lock. */
+inline wait_for_writer()
+{
+	ME.waits = ME.busy - 1;
+	forget_seen();
+	assert(c[ME.waits].lvl > 0);
+	ME.st = WAITING; ME.op = 0;
+	if
+	:: EMPTY(me) -> ME.lvl = 1
+	:: else
+	fi;
+#if MUTATION != WAIT_WITH_LOCK
+	unlock();
+#endif
+	check_waits()
+}
+
+inline claim_for_transaction()
+{
+	if
+	:: ME.lvl == 2 -> ME.c2 = OPEN
+	:: else -> ME.c1 = OPEN
+	fi;
+	ME.st = FREE; ME.op = 0; ME.tok = 0; ME.rtok = 0;
+	forget_seen()
+}
+
+inline claim_lease()
+{
+	ME.tok = ME.lvl + 1;		/* an older one is forgotten */
+#if MUTATION == RECLAIM_KEEPS_TOKEN
+	ME.rtok = (RUNNING -> ME.seentok : me + 1);
+#endif
+	write(P, MYTOKEN, me <= 1);
+	statement_done()
+}
+
+inline decide_claim()
+{
+	if
+	:: ME.busy -> wait_for_writer()
+	:: !ME.busy && (SPEAKS || IN_DOUBT || (RUNNING && !CLAIMANT)) ->
+		/* a key that nobody holds, that nothing speaks for, is claimed */
+		assert(SETTLED(ck) || WROTE(me) || ck == U || (ck == P && cpast != OVER) ||
+			   MUTATION == PROBE_BEFORE_LOCK);
+		statement_done()
+	:: !ME.busy && !SPEAKS && !IN_DOUBT && !RUNNING -> claim_for_transaction()
+	:: !ME.busy && !SPEAKS && !IN_DOUBT && (!RUNNING || CLAIMANT) ->
+#if MUTATION == UNLOCK_BEFORE_ROW
+		ME.st = WRITING;
+		unlock()
+#else
+		claim_lease()
+#endif
+	fi
+}
+
+/* In a savepoint: the effect may have been written before that, and the error be trapped. */
+inline lease_lost()
+{
+	ME.doomed = true;
+	if
+	:: ME.lvl == 2 && ME.tok == 1 && !WROTE(me) -> ME.e1 = 1
+	:: true
+	fi;
+	fail_statement()
+}
+
+/* complete (with the effect), fail, release, extend, unknown */
+inline decide_token()
+{
+	if
+	:: ME.busy -> wait_for_writer()
+#if MUTATION == OLD_TOKEN
+	:: !ME.busy && !ME.seen -> lease_lost()
+#else
+	:: !ME.busy && (!ME.seen || ME.seentok != MYTOKEN) -> lease_lost()
+#endif
+	:: !ME.busy && ME.seen && (ME.seentok == MYTOKEN || MUTATION == OLD_TOKEN) ->
+		if
+		:: INFLIGHT(ME.seen) -> write_effect(); write(S, MYTOKEN, 0); statement_done()
+		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(F, MYTOKEN, 0); statement_done()
+		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(E, 0, 0); statement_done()
+		:: INFLIGHT(ME.seen) && !EFFECT(me) && ME.seen != U -> write(P, MYTOKEN, me <= 1); statement_done()
+		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(U, MYTOKEN, 0); statement_done()
+		/* settled with this token: the same verdict is no news, the other one dooms (ID002) */
+		:: ME.seen == S || ME.seen == SO -> write_effect(); ME.late = 1; statement_done()
+		:: ME.seen == F || ME.seen == FO -> statement_done()
+		:: SETTLED(ME.seen) -> lease_lost()
+		:: SETTLED(ME.seen) -> fail_statement()
+		fi
+	fi
+}
+
+inline decide_resolve()
+{
+	if
+	:: ME.busy -> wait_for_writer()
+	:: !ME.busy && !IN_DOUBT && (MUTATION != RESOLVE_SETTLED || !ME.seen) -> fail_statement()
+	:: !ME.busy && (IN_DOUBT || (MUTATION == RESOLVE_SETTLED && ME.seen)) ->
+		if
+		:: true -> write(E, ME.seentok, 0)
+		:: true -> write(SO, ME.seentok, 0)
+		:: true -> write(FO, ME.seentok, 0)
+		fi;
+		statement_done()
+	fi
+}
+
+inline decide()
+{
+	if
+	:: ME.op == CLAIM -> decide_claim()
+	:: ME.op == TOKEN -> decide_token()
+	:: ME.op == RESOLVE -> decide_resolve()
+	fi
+}
+
+/* ---- a client ---- */
+
+inline choose_call()
+{
+	if
+	:: MAY_CLAIM -> ME.op = CLAIM
+	:: MAY_SETTLE -> ME.op = TOKEN
+	:: EMPTY(me) -> ME.op = RESOLVE
+	fi;
+	if
+	:: EMPTY(me) && ME.op != RESOLVE -> ME.lvl = 2		/* in a savepoint */
+	:: true
+	fi
+}
+
+#if MUTATION == PROBE_BEFORE_LOCK
+inline look()
+{
+	probe_result();
+	if
+	:: !ME.busy && !ME.seen -> probe_inflight()
+	:: else
+	fi
+}
+#endif
+
+/* Settles the transaction's own claim; the lock is held since the claim. */
+inline settle_claim(kind)
+{
+	write(kind, 0, 0);
+	if
+	:: ME.c2 == OPEN -> ME.c2 = 0
+	:: ME.c2 != OPEN && ME.lvl == 1 -> ME.c1 = 0
+	:: ME.c2 != OPEN && ME.lvl == 2 -> ME.c1 = DONE
+	fi;
+#if MUTATION == LOCK_NOT_KEPT
+	if
+	:: lock == me + 1 -> lock = 0
+	:: else
+	fi;
+#else
+	unlock();
+#endif
+	check_waits()
+}
+
+inline release_claim()
+{
+	if
+	:: ME.c2 == OPEN -> ME.c2 = 0; ME.f2 = 1
+	:: ME.c2 != OPEN && ME.lvl == 1 -> ME.c1 = 0; ME.f1 = 1
+	:: ME.c2 != OPEN && ME.lvl == 2 -> ME.c1 = FREED
+	fi;
+#if MUTATION == RELEASE_UNLOCKS
+	lock = 0;
+#endif
+	check_waits()
+}
+
+/* What a sweep makes of the committed row; it waits for nothing. */
+inline sweep()
+{
+	ME.lvl = 1;
+	if
+	:: SETTLED(ck) && cpast -> ME.w1 = DEL
+	:: ck == P && cpast == OVER -> ME.w1 = E; ME.w1tok = ctok
+	:: ck == P && cpast == DOUBT -> ME.w1 = U; ME.w1tok = ctok
+	:: ck == E || (ck == P && cpast == OVER) -> ME.w1 = DEL
+	fi
+}
+
+proctype client(byte me)
+{
+	bool committed;			/* false between the steps */
+
+end:
+	do
+	/* A call that wants the lock, alone or in a transaction. What it asks, and
+	   what the client did before (its effect, a savepoint), is left open until
+	   the lock is there, since nobody else can tell. */
+	:: atomic { ME.st == FREE && (!ME.lvl || MAY_CLAIM || MAY_SETTLE) ->
+		if :: ME.lvl :: !ME.lvl -> ME.lvl = 1 fi;
+		ME.st = LOCKING;
+#if MUTATION == PROBE_BEFORE_LOCK
+		choose_call();
+		look();
+#endif
+		check_waits()
+	   }
+
+	/* The lock and the first probe are one step: whatever another does between
+	   them it could have done before, for it is nothing that needs the lock. */
+	:: atomic { ME.st == LOCKING && (lock == 0 || lock == me + 1) ->
+		lock = me + 1;
+		check_waits();
+#if MUTATION == PROBE_BEFORE_LOCK
+		decide()
+#else
+		choose_call();
+		probe_result();
+		if
+		:: ME.busy || ME.seen -> decide()
+		:: else -> ME.st = PROBING
+		fi
+#endif
+	   }
+	/* The second probe, the decision, the row and the lock's return are one:
+	   nobody has an uncommitted row then, and nobody else writes one. */
+	:: atomic { ME.st == PROBING -> probe_inflight(); decide() }
+#if MUTATION == UNLOCK_BEFORE_ROW
+	:: atomic { ME.st == WRITING -> claim_lease() }
+#endif
+
+	/* what the holder of a transaction-scoped claim does */
+	:: atomic { IN_TRANSACTION && HAS_CLAIM(me) && !ME.doomed && !EFFECT(me) ->
+		if :: ME.lvl == 2 -> ME.e2 = 1 :: else -> ME.e1 = 1 fi;
+		if
+		:: settle_claim(S)
+		:: skip					/* forgets it */
+		fi
+	   }
+	:: atomic { IN_TRANSACTION && HAS_CLAIM(me) && !ME.doomed && !EFFECT(me) -> settle_claim(F) }
+	:: atomic { IN_TRANSACTION && HAS_CLAIM(me) && !ME.doomed && !EFFECT(me) && !WROTE(me) -> release_claim() }
+
+	/* savepoints, and the end */
+	:: atomic { IN_TRANSACTION && ME.lvl == 1 && !ME.doomed && (HAS_CLAIM(me) || ME.f1 || INFLIGHT(ME.w1)) -> ME.lvl = 2 }
+	:: atomic { IN_TRANSACTION && ME.lvl == 2 -> commit_child() }
+	:: atomic { IN_TRANSACTION && ME.lvl == 2 -> rollback_child() }
+	:: atomic { IN_TRANSACTION && ME.lvl == 1 &&
+		(!ME.e1 || ME.w1 == S || ME.late || ME.doomed || ME.c1 == OPEN) -> commit() }
+	/* ... by ROLLBACK, a timeout, a cancelled statement, a crash, at any point */
+	:: atomic { ME.lvl -> rollback() }
+	/* ... and a client that does not know, or dies, forgets its token */
+	:: atomic { IDLE && ME.tok -> ME.tok = 0; ME.rtok = 0 }
+
+	/* a sweep */
+#if MUTATION == SWEEP_IGNORES_LOCK
+	:: atomic { IDLE && (ck == E || cpast) -> sweep() }
+#else
+	:: atomic { IDLE && (ck == E || cpast) && !lock && !OTHERS_WROTE -> sweep() }
+#endif
+	od
+}
+
+/*
+ * A retention is longer than a transaction that completed once more what was
+ * settled before: only then would its effect be counted for the key's next life.
+ */
+proctype clock()
+{
+end:
+	do
+	:: atomic { ck == P && !cpast -> if :: cpast = OVER :: cpast = DOUBT fi }
+	:: atomic { SETTLED(ck) && !cpast && !c[0].late && !c[1].late && !c[N - 1].late ->
+		cpast = OVER; effects = 0 }
+	od
+}
+
+init
+{
+	atomic {
+		run client(0);
+		run client(1);
+#if N == 3
+		run client(2);
+#endif
+		run clock()
+	}
+}
