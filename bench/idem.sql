@@ -15,8 +15,8 @@ END $$;
 
 CREATE FUNCTION bench.idem_batch(first bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-	FOR i IN first .. first + 499 LOOP
-		IF idem_once('bench', i::text) THEN
+	FOR i IN 0 .. 499 LOOP
+		IF idem_once('bench', (first + i)::text) THEN
 			UPDATE bench.account SET balance = balance - 1 WHERE id = 1 + i % 10000;
 		END IF;
 	END LOOP;
@@ -27,7 +27,7 @@ a := idem_claim('bench', k, fingerprint => f);
 s := idem_complete('bench', k, r);
 
 -- @loop once
-b := idem_once('bench', k, fingerprint => f);
+b := idem_once('bench', k);
 
 -- @loop call
 a := idem_call('bench', k, '{"account": 1, "amount": 1}', 'bench.pay(jsonb)');
@@ -41,7 +41,7 @@ s := idem_complete('leased', k, r, token => a.token);
 a := idem_claim('bench', old, fingerprint => f);
 
 -- @loop duplicate
-b := idem_once('bench', old, fingerprint => f);
+b := idem_once('bench', old);
 
 -- @loop mismatch
 a := idem_claim('bench', old, fingerprint => g);

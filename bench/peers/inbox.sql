@@ -14,8 +14,8 @@ CREATE TABLE bench.inbox (
 
 CREATE FUNCTION bench.inbox_batch(first bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-	FOR i IN first .. first + 499 LOOP
-		INSERT INTO bench.inbox (consumer_id, message_id) VALUES (1, i::text) ON CONFLICT DO NOTHING;
+	FOR i IN 0 .. 499 LOOP
+		INSERT INTO bench.inbox (consumer_id, message_id) VALUES (1, (first + i)::text) ON CONFLICT DO NOTHING;
 		IF FOUND THEN
 			UPDATE bench.account SET balance = balance - 1 WHERE id = 1 + i % 10000;
 		END IF;
