@@ -110,7 +110,8 @@ SELECT reclaimed, held, archived, purged FROM pg_temp.sweep();
 SELECT pg_temp.settle('sweep full', 'twice');
 SELECT pg_temp.pass('2 days');
 SELECT reclaimed, held, archived, purged FROM pg_temp.sweep();
-INSERT INTO idem.result SELECT token + 1, created_at, completed_at + interval '12 hours', scope_id, 2, status_code, form, state, fingerprint, key, headers, '{"a": 2}', body, request
+INSERT INTO idem.result (token, created_at, completed_at, scope_id, attempt, form, state, fingerprint, key, response, request)
+	SELECT token + 1, created_at, completed_at + interval '12 hours', scope_id, 2, form, state, fingerprint, key, '{"a": 2}', request
 	FROM idem.archive WHERE key = 'twice';
 SELECT reclaimed, held, archived, purged FROM pg_temp.sweep();
 SELECT * FROM pg_temp.rows_of('sweep full') WHERE key = 'twice';

@@ -158,6 +158,12 @@ Client c[N];
 #define OTHER2(me)		(1 - me)
 #endif
 
+#define IDLE			(ME.st == FREE && !ME.lvl)
+#define IN_TRANSACTION	(ME.st == FREE && ME.lvl)
+#define MAY_CLAIM		(!HAS_CLAIM(me) && !EFFECT(me) && !ME.doomed && (!WROTE(me) || OWNROW(me) == E))
+#define MAY_SETTLE		(ME.tok && (!WROTE(me) || INFLIGHT(OWNROW(me))))
+#define OTHERS_WROTE	(WROTE(OTHER1(me)) || WROTE(OTHER2(me)))
+
 /*
  * Nobody waits for ever. Who waits for the lock waits for its owner, who waits
  * for a transaction for its client; both have a transaction, and nobody waits
@@ -442,7 +448,11 @@ inline wait_for_writer()
 	ME.waits = ME.busy - 1;
 	forget_seen();
 	assert(c[ME.waits].lvl > 0);
-	ME.st = WAITING;
+	ME.st = WAITING; ME.op = 0;
+	if
+	:: EMPTY(me) -> ME.lvl = 1
+	:: else
+	fi;
 #if MUTATION != WAIT_WITH_LOCK
 	unlock();
 #endif
@@ -455,13 +465,13 @@ inline claim_for_transaction()
 	:: ME.lvl == 2 -> ME.c2 = OPEN
 	:: else -> ME.c1 = OPEN
 	fi;
-	ME.st = FREE; ME.op = 0;
+	ME.st = FREE; ME.op = 0; ME.tok = 0; ME.rtok = 0;
 	forget_seen()
 }
 
 inline claim_lease()
 {
-	ME.tok = ME.lvl + 1;
+	ME.tok = ME.lvl + 1;		/* an older one is forgotten */
 #if MUTATION == RECLAIM_KEEPS_TOKEN
 	ME.rtok = (RUNNING -> ME.seentok : me + 1);
 #endif
@@ -489,13 +499,18 @@ inline decide_claim()
 	fi
 }
 
+/* In a savepoint: the effect may have been written before that, and the error be trapped. */
 inline lease_lost()
 {
 	ME.doomed = true;
+	if
+	:: ME.lvl == 2 && ME.tok == 1 && !WROTE(me) -> ME.e1 = 1
+	:: true
+	fi;
 	fail_statement()
 }
 
-/* complete, fail, release, extend, unknown: chosen here, since all wait alike. */
+/* complete (with the effect), fail, release, extend, unknown */
 inline decide_token()
 {
 	if
@@ -507,23 +522,16 @@ inline decide_token()
 #endif
 	:: !ME.busy && ME.seen && (ME.seentok == MYTOKEN || MUTATION == OLD_TOKEN) ->
 		if
-		:: ME.seen == S || ME.seen == SO ->
-			if
-			:: EFFECT(me) -> ME.late = 1; statement_done()	/* complete: no news */
-			:: !WROTE(me) -> lease_lost()					/* fail: ID002, and doomed */
-			:: !WROTE(me) -> fail_statement()				/* release, extend, unknown: ID002 */
-			fi
-		:: ME.seen == F || ME.seen == FO ->
-			if
-			:: !WROTE(me) -> lease_lost()					/* complete: ID002, and doomed */
-			:: !EFFECT(me) -> statement_done()				/* fail: no news */
-			:: !WROTE(me) -> fail_statement()
-			fi
-		:: INFLIGHT(ME.seen) && EFFECT(me) -> write(S, MYTOKEN, 0); statement_done()
+		:: INFLIGHT(ME.seen) -> write_effect(); write(S, MYTOKEN, 0); statement_done()
 		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(F, MYTOKEN, 0); statement_done()
 		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(E, 0, 0); statement_done()
 		:: INFLIGHT(ME.seen) && !EFFECT(me) && ME.seen != U -> write(P, MYTOKEN, me <= 1); statement_done()
 		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(U, MYTOKEN, 0); statement_done()
+		/* settled with this token: the same verdict is no news, the other one dooms (ID002) */
+		:: ME.seen == S || ME.seen == SO -> write_effect(); ME.late = 1; statement_done()
+		:: ME.seen == F || ME.seen == FO -> statement_done()
+		:: SETTLED(ME.seen) -> lease_lost()
+		:: SETTLED(ME.seen) -> fail_statement()
 		fi
 	fi
 }
@@ -554,19 +562,17 @@ inline decide()
 
 /* ---- a client ---- */
 
-inline begin(operation)
+inline choose_call()
 {
 	if
-	:: ME.lvl -> skip
-	:: !ME.lvl -> ME.lvl = 1
-	:: !ME.lvl && operation != RESOLVE -> ME.lvl = 2
+	:: MAY_CLAIM -> ME.op = CLAIM
+	:: MAY_SETTLE -> ME.op = TOKEN
+	:: EMPTY(me) -> ME.op = RESOLVE
 	fi;
-	ME.op = operation;
-	ME.st = LOCKING;
-#if MUTATION == PROBE_BEFORE_LOCK
-	look();
-#endif
-	check_waits()
+	if
+	:: EMPTY(me) && ME.op != RESOLVE -> ME.lvl = 2		/* in a savepoint */
+	:: true
+	fi
 }
 
 #if MUTATION == PROBE_BEFORE_LOCK
@@ -625,34 +631,34 @@ inline sweep()
 	fi
 }
 
-#define IDLE			(ME.st == FREE && !ME.lvl)
-#define IN_TRANSACTION	(ME.st == FREE && ME.lvl)
-#define MAY_CLAIM		(!HAS_CLAIM(me) && !EFFECT(me) && (!WROTE(me) || OWNROW(me) == E))
-#define OTHERS_WROTE	(WROTE(OTHER1(me)) || WROTE(OTHER2(me)))
-
 proctype client(byte me)
 {
 	bool committed;			/* false between the steps */
 
 end:
 	do
-	/* a call by which a transaction begins, or goes on */
-	:: atomic { IDLE -> ME.tok = 0; ME.rtok = 0; begin(CLAIM) }
-	:: atomic { IDLE && ME.tok -> begin(TOKEN); if :: write_effect() :: skip fi }
-	:: atomic { IDLE -> begin(RESOLVE) }
-	:: atomic { IN_TRANSACTION && MAY_CLAIM && !ME.doomed -> ME.tok = 0; ME.rtok = 0; begin(CLAIM) }
-	:: atomic { IN_TRANSACTION && ME.tok && INFLIGHT(OWNROW(me)) -> begin(TOKEN); if :: write_effect() :: skip fi }
-	:: atomic { IN_TRANSACTION && ME.tok && ME.e1 && !WROTE(me) -> begin(TOKEN) }
+	/* A call that wants the lock, alone or in a transaction. What it asks, and
+	   what the client did before (its effect, a savepoint), is left open until
+	   the lock is there, since nobody else can tell. */
+	:: atomic { ME.st == FREE && (!ME.lvl || MAY_CLAIM || MAY_SETTLE) ->
+		if :: ME.lvl :: !ME.lvl -> ME.lvl = 1 fi;
+		ME.st = LOCKING;
+#if MUTATION == PROBE_BEFORE_LOCK
+		choose_call();
+		look();
+#endif
+		check_waits()
+	   }
 
 	/* The lock and the first probe are one step: whatever another does between
 	   them it could have done before, for it is nothing that needs the lock. */
-	:: atomic {
-		ME.st == LOCKING && (lock == 0 || lock == me + 1) ->
+	:: atomic { ME.st == LOCKING && (lock == 0 || lock == me + 1) ->
 		lock = me + 1;
 		check_waits();
 #if MUTATION == PROBE_BEFORE_LOCK
 		decide()
 #else
+		choose_call();
 		probe_result();
 		if
 		:: ME.busy || ME.seen -> decide()
