@@ -132,7 +132,7 @@ $node->poll_query_until('postgres', "SELECT clock_timestamp() > '$later'");		# a
 make_lease('a');
 $later = $node->safe_psql('postgres', q{SELECT clock_timestamp() + interval '2.5 seconds'});
 $node->poll_query_until('postgres', "SELECT clock_timestamp() > '$later'");
-is(state_of('a'), 'p', 'idem.worker = off: nothing is swept');
+is(state_of('a') . $node->safe_psql('a', 'SELECT worker_runs FROM idem.health'), 'pf', 'idem.worker = off: nothing is swept, and the health view says so');
 is($node->safe_psql('a', 'SELECT reclaimed FROM idem_sweep()'), '1', 'but by hand');
 make_lease('a');
 $node->append_conf('postgresql.conf', 'idem.worker = on');
