@@ -224,20 +224,21 @@ COMMENT ON COLUMN idem.inflight.checkpoint IS 'what the holder noted with its re
 REVOKE ALL ON idem.inflight FROM PUBLIC;
 SELECT pg_catalog.pg_extension_config_dump('idem.inflight', '');
 
--- fixed-width columns come widest first, so that no byte goes to alignment
+-- Fixed-width columns come widest first, so that no byte goes to alignment;
+-- those that are often NULL come last, since a row ends with its last value.
 CREATE TABLE idem.result (
 	token bigint NOT NULL,
 	created_at timestamptz NOT NULL,
 	completed_at timestamptz NOT NULL,
 	scope_id int NOT NULL,
 	attempt int NOT NULL,
-	status_code int,
 	form smallint NOT NULL,
 	state "char" NOT NULL,
 	fingerprint @extschema@.idem_digest,
 	key text COLLATE "C" NOT NULL,
-	headers jsonb,
 	response json,
+	status_code int,
+	headers jsonb,
 	body bytea,
 	request json,
 	PRIMARY KEY (scope_id, key)
@@ -266,13 +267,13 @@ CREATE TABLE idem.archive (
 	completed_at timestamptz NOT NULL,
 	scope_id int NOT NULL,
 	attempt int NOT NULL,
-	status_code int,
 	form smallint NOT NULL,
 	state "char" NOT NULL,
 	fingerprint @extschema@.idem_digest,
 	key text COLLATE "C" NOT NULL,
-	headers jsonb,
 	response json,
+	status_code int,
+	headers jsonb,
 	body bytea,
 	request json,
 	archived_at timestamptz NOT NULL,
@@ -347,7 +348,7 @@ COMMENT ON COLUMN idem.sweep.held IS 'expired leases it put in doubt';
 COMMENT ON COLUMN idem.sweep.archived IS 'settled keys it stripped of their payload, or moved to the archive';
 COMMENT ON COLUMN idem.sweep.purged IS 'rows it removed';
 COMMENT ON COLUMN idem.sweep.more IS 'it stopped with work left';
-COMMENT ON COLUMN idem.sweep.result_hand IS 'block of idem.result where the next sweep goes on';
+COMMENT ON COLUMN idem.sweep.result_hand IS 'block of idem.result where the next sweep goes on; -1: the hand has come to its end';
 COMMENT ON COLUMN idem.sweep.archive_hand IS 'the same for idem.archive';
 COMMENT ON COLUMN idem.sweep.inflight_hand IS 'the same for idem.inflight';
 COMMENT ON COLUMN idem.sweep.audit_hand IS 'the same for idem.audit';
@@ -361,6 +362,8 @@ COMMENT ON FUNCTION @extschema@.idem_scope_guard() IS 'trigger of idem.scope: re
 REVOKE ALL ON FUNCTION @extschema@.idem_scope_guard() FROM PUBLIC;
 CREATE TRIGGER scope_guard AFTER INSERT OR UPDATE OR DELETE ON idem.scope
 	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_scope_guard();
+-- also where changes arrive by replication: caches must hear of them
+ALTER TABLE idem.scope ENABLE ALWAYS TRIGGER scope_guard;
 COMMENT ON TRIGGER scope_guard ON idem.scope IS 'keeps contracts and keys consistent';
 CREATE TRIGGER scope_guard_truncate BEFORE TRUNCATE ON idem.scope
 	FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_scope_guard();
@@ -467,17 +470,19 @@ COMMENT ON COLUMN idem.stat.stats_reset IS 'since when it is counted';
 REVOKE ALL ON idem.stat FROM PUBLIC;
 GRANT SELECT ON idem.stat TO pg_monitor;
 
+-- the histogram (kind 2) of pg_statistic: pg_stats would hide it from a pg_monitor that cannot read the table
 CREATE VIEW idem.health AS
 	SELECT w.last_started AS last_sweep, w.last_duration AS last_sweep_duration, w.more AS last_sweep_incomplete,
 		   coalesce(pg_catalog.clock_timestamp() < w.last_started, false) AS clock_went_back,
-		   EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE backend_type = 'idem launcher') AS worker_runs,
+		   EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE backend_type = 'idem launcher')
+		   AND coalesce(pg_catalog.current_setting('idem.worker', true)::boolean, false) AS worker_runs,
 		   i.processing, i.oldest_processing, i.lease_over, i.oldest_lease_over,
 		   i.free, i.oldest_free, i.in_doubt, i.oldest_in_doubt,
 		   h.holders, h.oldest_holder,
 		   r.settled_estimate, r.overdue_estimate,
-		   (SELECT array_agg(s.name ORDER BY s.name) FROM idem.scope AS s
-			WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.owner)
-			   OR s.operators IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.operators)) AS scopes_without_role
+		   (SELECT pg_catalog.array_agg(s.name ORDER BY s.name) FROM idem.scope AS s
+			WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.owner::oid)
+			   OR s.operators IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE oid = s.operators::oid)) AS scopes_without_role
 	FROM (SELECT count(*) FILTER (WHERE state = 'p' AND lease_until > pg_catalog.clock_timestamp()) AS processing,
 				 min(created_at) FILTER (WHERE state = 'p' AND lease_until > pg_catalog.clock_timestamp()) AS oldest_processing,
 				 count(*) FILTER (WHERE state = 'p' AND lease_until <= pg_catalog.clock_timestamp()) AS lease_over,
@@ -489,21 +494,26 @@ CREATE VIEW idem.health AS
 		  FROM idem.inflight) AS i,
 		 (SELECT count(*) AS holders, min(since) AS oldest_holder FROM idem.holder) AS h,
 		 (SELECT greatest(c.reltuples, 0)::bigint AS settled_estimate,
-				 (greatest(c.reltuples, 0) *
-				  (SELECT avg((b < pg_catalog.clock_timestamp() - k.kept)::int)
-				   FROM pg_catalog.pg_stats AS p, pg_catalog.unnest(p.histogram_bounds::text::timestamptz[]) AS b,
+				 (greatest(c.reltuples, 0)::float8 *
+				  (SELECT avg((b < pg_catalog.clock_timestamp() - k.kept)::int)::float8
+				   FROM pg_catalog.pg_statistic AS p,
+						pg_catalog.unnest((CASE 2 WHEN p.stakind1 THEN p.stavalues1::text WHEN p.stakind2 THEN p.stavalues2::text
+												WHEN p.stakind3 THEN p.stavalues3::text WHEN p.stakind4 THEN p.stavalues4::text
+												WHEN p.stakind5 THEN p.stavalues5::text END)::timestamptz[]) AS b,
 						(SELECT max(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END) AS kept
 						 FROM idem.scope
-						 HAVING count(*) = count(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END)) AS k
-				   WHERE p.schemaname = 'idem' AND p.tablename = 'result' AND p.attname = 'completed_at'))::bigint AS overdue_estimate
-		  FROM pg_catalog.pg_class AS c WHERE c.oid = 'idem.result'::regclass) AS r
+						 HAVING count(*) = pg_catalog.count(CASE archive WHEN 'none' THEN retention ELSE retention + archive_retention END)) AS k
+				   WHERE p.starelid = c.oid AND NOT p.stainherit
+					 AND p.staattnum = (SELECT a.attnum FROM pg_catalog.pg_attribute AS a
+										WHERE a.attrelid = c.oid AND a.attname = 'completed_at')))::bigint AS overdue_estimate
+		  FROM pg_catalog.pg_class AS c WHERE c.oid = 'idem.result'::regclass::oid) AS r
 		 LEFT JOIN idem.sweep AS w ON true;
 COMMENT ON VIEW idem.health IS 'what an operator alarms on, one row';
 COMMENT ON COLUMN idem.health.last_sweep IS 'when the last sweep began; NULL: there was none';
 COMMENT ON COLUMN idem.health.last_sweep_duration IS 'how long it took';
 COMMENT ON COLUMN idem.health.last_sweep_incomplete IS 'it stopped with work left';
 COMMENT ON COLUMN idem.health.clock_went_back IS 'the clock is behind the last sweep: nothing is swept until it has caught up';
-COMMENT ON COLUMN idem.health.worker_runs IS 'the launcher is there';
+COMMENT ON COLUMN idem.health.worker_runs IS 'the launcher is there, and idem.worker is on';
 COMMENT ON COLUMN idem.health.processing IS 'keys under a running lease';
 COMMENT ON COLUMN idem.health.oldest_processing IS 'first claim of the oldest of them';
 COMMENT ON COLUMN idem.health.lease_over IS 'keys whose lease is over, not swept or taken over yet';

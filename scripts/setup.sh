@@ -2,6 +2,7 @@
 #
 #   setup_prepare [PACKAGE...]   packages, a private PostgreSQL, idem built into it
 #   setup_server [SETTING...]    a throw-away cluster, running
+#   lend_drivers                 what the tests of drivers use, as far as it can be had
 #
 # Everything happens in one temporary directory that goes away at the end. The
 # PostgreSQL in it is a copy of the installed one (PostgreSQL finds its files
@@ -9,7 +10,8 @@
 # copy: the machine's own PostgreSQL and its clusters are never touched.
 #
 # In the environment: PG_CONFIG chooses another PostgreSQL than the newest one
-# installed; KEEP=1 leaves the temporary directory behind.
+# installed; KEEP=1 leaves the temporary directory behind; NO_DRIVERS=1 brings
+# nothing along that only the tests of drivers use.
 
 set -euo pipefail
 
@@ -239,6 +241,48 @@ make_private_postgresql()
 	[ -x "$BIN/postgres" ] || die "there is no server beside $pg_config"
 }
 
+# ---- the drivers ----
+
+# What the tests of drivers and poolers use. Nothing here is required: what
+# cannot be had is skipped by its test, which says so. A JDK is 125 MB:
+# it is brought along where CI is set, else used where it is. PgBouncer's package
+# would start a server: only the program is unpacked.
+lend_drivers()
+{
+	local missing=() package directory=$WORK/pgbouncer
+
+	[ -z "${NO_DRIVERS:-}" ] && command -v apt-get >/dev/null && as_root true || return 0
+	[ -z "${CI:-}" ] || command -v javac >/dev/null || (install_packages default-jdk-headless) || true
+	[ -x /usr/sbin/pgbouncer ] || missing+=($(pooler_libraries))
+	for package in python3-psycopg2 python3-psycopg libpq-dev libpostgresql-jdbc-java node-pg; do
+		[ "$package" != libpostgresql-jdbc-java ] || command -v javac >/dev/null || continue
+		# where there is npm, it brings the module without another node
+		[ "$package" != node-pg ] || ! command -v npm >/dev/null || continue
+		have_package "$package" || ! apt-cache show "$package" >/dev/null 2>&1 || missing+=("$package")
+	done
+	[ ${#missing[@]} = 0 ] || (install_packages "${missing[@]}") ||
+		step Skipping "the drivers whose packages could not be installed"
+	if [ ! -x /usr/sbin/pgbouncer ]; then
+		mkdir "$directory"
+		if (cd "$directory" && quietly apt-get -q -o APT::Sandbox::User="$(id -un)" download pgbouncer) 2>/dev/null; then
+			dpkg-deb -x "$directory"/*.deb "$directory"
+			export PATH=$PATH:$directory/usr/sbin
+		fi
+	fi
+	if command -v npm >/dev/null && ! have_package node-pg; then
+		quietly npm install --silent --no-audit --no-fund --cache "$WORK/npm" --prefix "$WORK/node" pg@8 2>/dev/null ||
+			step Skipping "node-postgres, which npm could not install"
+		export NODE_PATH=$WORK/node/node_modules
+	fi
+	[ "$(id -u)" != 0 ] || chmod -R a+rX "$WORK/node" "$directory" 2>/dev/null || true
+}
+
+# PgBouncer's own libraries; their names change with Debian's releases.
+pooler_libraries()
+{
+	{ apt-cache depends pgbouncer 2>/dev/null || true; } | sed -n 's/^ *Depends: \(libevent[^ ]*\|libc-ares[^ ]*\)$/\1/p'
+}
+
 # ---- the extension ----
 
 copy_sources()
@@ -269,10 +313,12 @@ setup_prepare()
 	require_packages "$@"
 	make_private_postgresql
 	copy_sources
+	mkdir "$WORK/tmp"
 	if [ "$(id -u)" = 0 ]; then
 		id postgres >/dev/null 2>&1 || die "there is no user postgres, and PostgreSQL does not run as root"
 		chown -Rh postgres:postgres "$WORK"
 	fi
+	export TMPDIR=$WORK/tmp			# what tests leave behind goes away, too
 	step Building "idem for $VERSION"
 	in_source COPT=-Werror -j2 all || die "idem could not be built"
 	in_source install >"$WORK/install.log" 2>&1 || { cat "$WORK/install.log" >&2; die "idem could not be installed"; }

@@ -7,7 +7,8 @@ CREATE SCHEMA call_test;
 SET search_path = call_test, public;
 INSERT INTO idem.scope (name) VALUES ('call');
 INSERT INTO idem.scope (name, keep_request) VALUES ('call always', 'always');
-INSERT INTO idem.scope (name, retention, archive) VALUES ('call none', '0', 'none');
+INSERT INTO idem.scope (name, retention, archive) VALUES ('call none', '0', 'none'), ('call key', '0', 'key');
+INSERT INTO idem.scope (name, lease) VALUES ('call lease', '1 hour');
 CREATE TABLE ledger (id int GENERATED ALWAYS AS IDENTITY, account text, amount numeric);
 CREATE VIEW truth AS SELECT account, sum(amount) AS balance, count(*) AS entries FROM ledger GROUP BY account ORDER BY account;
 
@@ -138,6 +139,14 @@ SELECT idem_unknown('call', 'doubt', :token);
 SELECT outcome, state, response FROM idem_call('call', 'doubt', NULL, 'take_null(jsonb)');
 SELECT idem_resolve('call', 'doubt', 'failed', '"by hand"');
 SELECT outcome, state, response FROM idem_call('call', 'doubt', NULL, 'take_null(jsonb)');
+
+-- past its retention it is not executed again where a tombstone says so
+SELECT outcome, state, response FROM idem_call('call key', 'old', '[1]', 'take_text(text)');
+SELECT outcome, state, response FROM idem_call('call key', 'old', '[1]', 'take_text(text)');
+-- a scope's lease is for claims: a call begins and ends in its transaction
+SELECT outcome, state, response FROM idem_call('call lease', 'k', '[1]', 'take_text(text)');
+SELECT outcome, state, response FROM idem_call('call lease', 'k', '[1]', 'take_text(text)');
+SELECT count(*) AS in_flight FROM idem.operation WHERE scope = 'call lease' AND kept_in = 'inflight';
 
 -- a handler that raises: the error as it is, and no trace
 CREATE FUNCTION raise(request jsonb) RETURNS void LANGUAGE plpgsql AS $$
@@ -385,5 +394,5 @@ SET client_min_messages = warning;
 DROP SCHEMA call_test CASCADE;
 RESET search_path;
 DELETE FROM idem.result WHERE scope_id IN (SELECT id FROM idem.scope WHERE name LIKE 'call%');
-DELETE FROM idem.scope WHERE name IN ('call', 'call always', 'call none', 'call rights');
+DELETE FROM idem.scope WHERE name IN ('call', 'call always', 'call none', 'call key', 'call lease', 'call rights');
 DROP ROLE regress_idem_call_owner, regress_idem_call_user, regress_idem_call_other;

@@ -209,6 +209,31 @@ COMMIT;
 SELECT count(*) AS right_answers FROM generate_series(1, 1000) i, idem_claim('claim key', 'm' || i) c
 WHERE c.outcome = 'replayed' AND c.response::text = i::text;
 
+-- the transaction's own rows are never a reason for 40001, nor is what its snapshot sees
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT outcome FROM idem_claim('claim key', 'known', '{"any": "request"}');
+SELECT outcome FROM idem_claim('claim key', 'serializable', '1');
+SELECT idem_complete('claim key', 'serializable', '"own"');
+SELECT outcome, response FROM idem_claim('claim key', 'serializable', '1');
+SELECT outcome FROM idem_claim('claim key', 'serializable', '2');
+SELECT outcome FROM idem_claim('claim key', 'serializable leased', lease => '1 h');
+SELECT outcome FROM idem_claim('claim key', 'serializable leased', lease => '1 h');
+COMMIT;
+DELETE FROM idem.inflight WHERE key = 'serializable leased';
+
+-- a retention of zero: what is settled does not speak for a moment, or only as a tombstone
+UPDATE idem.scope SET retention = '0' WHERE name IN ('claim none', 'claim key');
+BEGIN;
+SELECT idem_once('claim none', 'zero'), idem_once('claim none', 'zero'), idem_once('claim key', 'zero'), idem_once('claim key', 'zero');
+SELECT outcome FROM idem_claim('claim none', 'zero');
+SELECT idem_complete('claim none', 'zero');
+SELECT outcome FROM idem_claim('claim none', 'zero', 'null');
+SELECT idem_fail('claim none', 'zero');
+COMMIT;
+SELECT name, r.state, count(*) FROM idem.result r JOIN idem.scope s ON s.id = r.scope_id WHERE key = 'zero' GROUP BY name, r.state ORDER BY name;
+SELECT outcome, state FROM idem_claim('claim key', 'zero');
+UPDATE idem.scope SET retention = '1 day' WHERE name IN ('claim none', 'claim key');
+
 -- tokens grow, also beyond a token that is in the far future
 UPDATE idem.result SET token = 9007199254740000, completed_at = '2001-01-01' WHERE key = 'edge';
 BEGIN;

@@ -112,7 +112,7 @@ SELECT token FROM idem_claim('explain', 'leased', lease => '1 hour') \gset
 SELECT idem_release('explain', 'leased', :token);
 SELECT * FROM pg_temp.line('explain', 'leased');
 -- ... and one that was so long ago that it is forgotten
-UPDATE idem.inflight SET updated_at = now() - interval '25 hours' WHERE key = 'leased';
+UPDATE idem.inflight SET lease_until = now() - interval '25 hours' WHERE key = 'leased';
 SELECT * FROM pg_temp.line('explain', 'leased');
 
 -- in doubt: declared, by policy, with its attempts spent, too late for a second try

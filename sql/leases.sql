@@ -331,6 +331,7 @@ BEGIN;
 SELECT left(pg_temp.try(format($$SELECT idem_complete('leases', 'zombie', '1', %s)$$, :zombie)), 5);
 PREPARE TRANSACTION 'regress idem zombie';
 \echo :SQLSTATE
+SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts WHERE gid = 'regress idem zombie' \gexec
 -- ... the next transaction of the session is free of it
 INSERT INTO public.regress_idem_ledger VALUES ('next');
 SELECT idem_complete('leases', 'zombie', '"current"', :current);
@@ -378,6 +379,37 @@ UPDATE idem.inflight SET lease_until = clock_timestamp() + interval '200 ms' WHE
 SELECT outcome, attempt FROM idem_claim('leases', 'waited for', wait => '1 minute');
 UPDATE idem.inflight SET lease_until = clock_timestamp() + interval '200 ms' WHERE key = 'waited for';
 SELECT outcome, attempt FROM idem_claim('leases', 'waited for', wait => NULL);
+
+-- settled again with its token: alone that is fine, but work beside it would be done twice
+TRUNCATE public.regress_idem_ledger;
+SELECT token FROM idem_claim('leases', 'again', lease => '1 h') \gset
+BEGIN;
+INSERT INTO public.regress_idem_ledger SELECT 'first';
+SELECT idem_complete('leases', 'again', '1', :token);
+COMMIT;
+SELECT idem_complete('leases', 'again', '1', :token);
+BEGIN;
+INSERT INTO public.regress_idem_ledger SELECT 'before';
+SELECT idem_complete('leases', 'again', '1', :token);
+COMMIT;
+BEGIN;
+SELECT idem_complete('leases', 'again', '1', :token);
+INSERT INTO public.regress_idem_ledger SELECT 'after';
+COMMIT;
+-- also in a subtransaction, unless that is rolled back
+BEGIN;
+SAVEPOINT a;
+SELECT idem_complete('leases', 'again', '1', :token);
+RELEASE a;
+INSERT INTO public.regress_idem_ledger SELECT 'released';
+COMMIT;
+BEGIN;
+SAVEPOINT a;
+SELECT idem_complete('leases', 'again', '1', :token);
+ROLLBACK TO a;
+INSERT INTO public.regress_idem_ledger SELECT 'something else';
+COMMIT;
+SELECT * FROM public.regress_idem_ledger;
 
 DROP TABLE public.regress_idem_ledger;
 DELETE FROM idem.inflight WHERE scope_id IN (SELECT id FROM idem.scope WHERE name LIKE 'leases%');

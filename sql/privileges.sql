@@ -61,6 +61,7 @@ INSERT INTO regress_idem.acts (act, statement) VALUES
 	('delete result', 'DELETE FROM idem.result RETURNING 1'),
 	('view operation', $$SELECT string_agg(DISTINCT scope, ', ' ORDER BY scope) FROM idem.operation WHERE scope LIKE 'privileges%'$$),
 	('view holder', 'SELECT count(*) >= 0 FROM idem.holder'),
+	('view health', 'SELECT count(*) FROM idem.health'), ('view stat', 'SELECT count(*) >= 0 FROM idem.stat'),
 	('create in schema', 'CREATE TABLE idem.mine ()');
 GRANT SELECT ON regress_idem.acts TO PUBLIC;
 
@@ -75,10 +76,10 @@ SET ROLE regress_idem_other;
 SELECT current_user AS role, act, regress_idem.try(statement) AS answer FROM regress_idem.acts ORDER BY n;
 RESET ROLE;
 SET ROLE regress_idem_noinherit;
-SELECT current_user AS role, act, regress_idem.try(statement) AS answer FROM regress_idem.acts WHERE act IN ('claim', 'status', 'view operation', 'view holder') ORDER BY n;
+SELECT current_user AS role, act, regress_idem.try(statement) AS answer FROM regress_idem.acts WHERE act IN ('claim', 'status', 'view operation', 'view holder', 'view health', 'view stat') ORDER BY n;
 RESET ROLE;
 SET ROLE regress_idem_monitor;
-SELECT current_user AS role, act, regress_idem.try(statement) AS answer FROM regress_idem.acts WHERE act IN ('claim', 'status', 'view operation', 'view holder') ORDER BY n;
+SELECT current_user AS role, act, regress_idem.try(statement) AS answer FROM regress_idem.acts WHERE act IN ('claim', 'status', 'view operation', 'view holder', 'view health', 'view stat') ORDER BY n;
 RESET ROLE;
 
 -- the message, with its hint
@@ -135,7 +136,7 @@ CREATE FUNCTION pg_temp.leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.00000
 SELECT count(*) FROM idem.operation WHERE pg_temp.leak(key);
 RESET ROLE;
 
--- what PUBLIC may execute, and who else: everything of the extension but the sweep and the trigger
+-- what PUBLIC may execute: everything of the extension but the sweep, the counters and the trigger
 SELECT p.proname, count(*) FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.classid = 'pg_proc'::regclass AND d.deptype = 'e'
 JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'idem'
 WHERE NOT has_function_privilege('regress_idem_other', p.oid, 'EXECUTE') GROUP BY p.proname ORDER BY p.proname;

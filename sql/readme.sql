@@ -33,6 +33,15 @@ COMMIT;
 
 SELECT idem_key('acme', 'order-1'), idem_key('acme:order', '1'), idem_child('payments', 'acme:order-1', 'mail');
 
+SELECT idem_canonical('{"b": 1.50, "a": [1e3, "\u0041\/"]}');
+-- {"a":[1000,"A/"],"b":1.5}
+SELECT idem_fingerprint('{"b": 1.50, "a": [1e3, "\u0041\/"]}') = idem_fingerprint('{"a":[1000.0,"A/"],"b":15e-1}');
+-- t
+
+SELECT idem_fingerprint('{"amount": 5, "sent_at": 1}', exclude => '{/sent_at}')
+	= idem_fingerprint('{"amount": 5, "sent_at": 2}', exclude => '{/sent_at}');
+-- t
+
 INSERT INTO idem.scope (name, owner, lease, retry_within) VALUES ('charges', 'shop', '2 minutes', '23 hours');
 SELECT outcome, attempt, idem_child('charges', 'order-7', 'provider') AS provider_key
   FROM idem_claim('charges', 'order-7', '{"amount": 100}');

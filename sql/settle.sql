@@ -183,6 +183,41 @@ CALL pg_temp.pay('p2', false);
 \set VERBOSITY default
 SELECT key, state FROM idem.operation WHERE scope = 'settle' AND key LIKE 'p_';
 
+-- what runs at COMMIT still belongs to the transaction: a deferred trigger settles, or claims and does not
+CREATE TABLE public.regress_idem_deferred (key text, settle boolean);
+CREATE FUNCTION public.regress_idem_deferred() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM idem_claim('settle', NEW.key);
+	IF NEW.settle THEN
+		PERFORM idem_complete('settle', NEW.key, '"deferred"');
+	END IF;
+	RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER deferred AFTER INSERT ON public.regress_idem_deferred DEFERRABLE INITIALLY DEFERRED
+	FOR EACH ROW EXECUTE FUNCTION public.regress_idem_deferred();
+BEGIN;
+SELECT outcome FROM idem_claim('settle', 'd1');
+INSERT INTO public.regress_idem_deferred VALUES ('d1', true), ('d2', true);
+COMMIT;
+SELECT key, state FROM idem.operation WHERE scope = 'settle' AND key LIKE 'd_' ORDER BY key;
+BEGIN;
+INSERT INTO public.regress_idem_deferred VALUES ('d3', false);
+COMMIT;
+\echo :SQLSTATE
+-- ... and so does a cursor that is held over it
+BEGIN;
+DECLARE c CURSOR WITH HOLD FOR SELECT outcome, idem_complete('settle', 'h1') FROM idem_claim('settle', 'h1');
+COMMIT;
+FETCH c;
+CLOSE c;
+BEGIN;
+DECLARE c CURSOR WITH HOLD FOR SELECT outcome FROM idem_claim('settle', 'h2');
+COMMIT;
+\echo :SQLSTATE
+SELECT key, state FROM idem.operation WHERE scope = 'settle' AND key ~ '^[dh]\d$' ORDER BY key;
+DROP TABLE public.regress_idem_deferred;
+DROP FUNCTION public.regress_idem_deferred();
+
 -- a result that is large or odd is kept as it is
 BEGIN;
 SELECT outcome FROM idem_claim('settle', 'large');
@@ -200,6 +235,7 @@ BEGIN;
 SELECT outcome FROM idem_claim('settle', 'prepared');
 PREPARE TRANSACTION 'idem settle';
 \echo :SQLSTATE
+SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts WHERE gid = 'idem settle' \gexec
 
 -- the truth: each key has one row, and no claim or settling left a dead one
 SELECT count(*) AS rows, count(DISTINCT key) AS keys, count(*) FILTER (WHERE state = 'f') AS failed

@@ -5,7 +5,7 @@ SET client_min_messages = warning;
 CREATE EXTENSION IF NOT EXISTS idem;
 RESET client_min_messages;
 
-INSERT INTO idem.scope (name) VALUES ('sub');
+INSERT INTO idem.scope (name, retention, archive) VALUES ('sub', '1 day', 'key'), ('sub zero', '0', 'none');
 
 CREATE VIEW pg_temp.key_locks AS
 	SELECT count(*) AS key_locks FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 7453 AND pid = pg_backend_pid();
@@ -191,6 +191,28 @@ SELECT outcome FROM idem_claim('sub', 'release 2', '1');
 SELECT outcome FROM idem_claim('sub', 'release 2', '2');
 ROLLBACK;
 
+-- settled in a child and claimed again there, since nothing is kept: each claim stands and falls by itself
+BEGIN;
+SELECT token AS first FROM idem_claim('sub zero', 'k') \gset
+SAVEPOINT a;
+SELECT idem_complete('sub zero', 'k', '1');
+SAVEPOINT b;
+SELECT outcome, token > :first AS later FROM idem_claim('sub zero', 'k');
+SELECT idem_fail('sub zero', 'k', '2');
+RELEASE b;
+SELECT outcome FROM idem_claim('sub zero', 'k');
+SELECT * FROM pg_temp.key_locks;
+ROLLBACK TO a;
+SELECT outcome, token = :first AS first FROM idem_claim('sub zero', 'k');
+SELECT idem_complete('sub zero', 'k', '3', :first);
+RELEASE a;
+SELECT * FROM pg_temp.key_locks;
+SELECT outcome FROM idem_claim('sub zero', 'k');
+SELECT idem_complete('sub zero', 'k', '4');
+SELECT * FROM pg_temp.key_locks;
+COMMIT;
+SELECT state, response FROM idem.result WHERE scope_id = (SELECT id FROM idem.scope WHERE name = 'sub zero');
+
 -- EXCEPTION blocks are subtransactions: claim outside, completion inside, which fails or not
 CREATE FUNCTION pg_temp.pay(k text, fails boolean) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -250,6 +272,6 @@ SELECT sum(live) AS live, sum(last - live) AS not_live
 FROM (SELECT max((ctid::text::point)[1]::int) AS last, count(*) AS live FROM idem.result GROUP BY (ctid::text::point)[0]) p;
 SELECT count(*) AS rows, count(DISTINCT key) AS keys FROM idem.operation WHERE scope = 'sub';
 
-DELETE FROM idem.result WHERE scope_id = (SELECT id FROM idem.scope WHERE name = 'sub');
-DELETE FROM idem.scope WHERE name = 'sub';
-DELETE FROM idem.audit WHERE scope = 'sub';
+DELETE FROM idem.result WHERE scope_id IN (SELECT id FROM idem.scope WHERE name LIKE 'sub%');
+DELETE FROM idem.scope WHERE name LIKE 'sub%';
+DELETE FROM idem.audit WHERE scope LIKE 'sub%';

@@ -111,6 +111,8 @@ idem_status(PG_FUNCTION_ARGS)
 	if (!has_privs_of_role(GetUserId(), question.scope->operators))
 		scope_check_owner(question.scope);
 	decide(&question, &decision);
+	if (held_elsewhere(&question.key))
+		decide_without_lock(&decision);
 	if (decision.outcome == IDEM_CLAIMED)
 		decide_answer_free(&decision, values, nulls);
 	else

@@ -234,9 +234,9 @@ number_cell(Canonical *c, Cell *cell, const char *token, int len, bool in_docume
 	if (c->strict && !number_survives_double(token, len))
 		ereport(ERROR,
 				(errcode(ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE),
-				 errmsg("number \"%.*s%s\" cannot be represented exactly as an IEEE 754 double",
-						Min(len, 40), token, len > 40 ? "..." : ""),
-				 errdetail("RFC 8785 would change its value."),
+				 errmsg("number cannot be represented exactly as an IEEE 754 double"),
+				 errdetail("RFC 8785 would change the value of %.*s%s.", Min(len, 40), token, len > 40 ? "..." : ""),
+				 errdetail_log("RFC 8785 would change its value."),
 				 errhint("Send it as a string, or do without strict.")));
 	if (in_document && number_is_canonical(token, len))
 	{

@@ -11,7 +11,9 @@
  * it finds may be used unless it says "claimed": committed rows that speak are
  * true whoever has the lock, and an answer from them is one that could have
  * been given a moment earlier; but an absence means nothing without the lock.
- * So replays of a hot key never queue behind each other.
+ * So replays of a hot key never queue behind each other. A session whose last
+ * answer came from a settled key looks that way first: replays come in storms,
+ * and then the lock is not even tried.
  *
  * While waiting for a transaction the key lock is not held, see held.c.
  *
@@ -68,9 +70,16 @@ worth_waiting(const IdemDecision *d, bool for_leases)
 static bool
 adjudicate(const IdemQuestion *question, int64 wait, bool for_leases, IdemDecision *d)
 {
+	static bool replaying = false;
 	TimestampTz deadline = 0;
 	int			pause = 0;
 
+	if (replaying)
+	{
+		replaying = decide_settled(question, d);
+		if (replaying)
+			return false;
+	}
 	for (;;)
 	{
 		IdemClaim  *claim = held_find(&question->key);
@@ -79,12 +88,9 @@ adjudicate(const IdemQuestion *question, int64 wait, bool for_leases, IdemDecisi
 		if (claim == NULL || claim->settled)
 			locked = held_lock(&question->key, wait == WAIT_UNBOUNDED);
 		decide(question, d);
-		if (!locked && d->outcome == IDEM_CLAIMED)
-		{
-			d->outcome = IDEM_IN_PROGRESS;
-			d->line = IDEM_LINE_BUSY;
-			d->row = NULL;
-		}
+		if (!locked)
+			decide_without_lock(d);
+		replaying = d->outcome == IDEM_REPLAYED;
 		if (wait == 0 || !worth_waiting(d, for_leases))
 			return locked;
 
@@ -488,8 +494,13 @@ call(FunctionCallInfo fcinfo, IdemDocumentType type)
 	{
 		decide_take(&question, &decision);
 		locked = false;
-		run_handler(&handler, PG_ARGISNULL(2) ? (Datum) 0 : PG_GETARG_DATUM(2), PG_ARGISNULL(2),
-					type, &payload);
+		if (!PG_ARGISNULL(2))
+			run_handler(&handler, PG_GETARG_DATUM(2), false, type, &payload);
+		else if (decision.line == IDEM_LINE_TAKEOVER && !ROW_IS_NULL(&decision.inflight, Anum_inflight_request))
+			run_handler(&handler, ROW_VALUE(&decision.inflight, Anum_inflight_request), false,
+						IDEM_DOCUMENT_JSON, &payload);
+		else
+			run_handler(&handler, (Datum) 0, true, type, &payload);
 		settle_handled(&question.key, &payload);
 		ledger_probe(IDEM_RESULT, &question.key, &decision.result);
 		/* an older row no longer spoke, and is still there if the handler has released the claim */
@@ -512,7 +523,8 @@ call(FunctionCallInfo fcinfo, IdemDocumentType type)
  * idem_call(scope, key, request, handler, wait) → idem_answer
  *
  * Claims, runs handler(request) and completes with what it returns; outcome
- * executed when it ran. A handler that settles the claim itself is respected;
+ * executed when it ran. Without a request, a key taken over is executed with
+ * the one it was first claimed with, if that is kept. A handler that settles the claim itself is respected;
  * its error leaves no trace of the claim. Raises 42501 without EXECUTE on the
  * handler, 22023 for a function that cannot be one, 22004 for a NULL handler
  * or a NULL request to a strict one, and what idem_claim() raises.

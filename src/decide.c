@@ -232,6 +232,45 @@ decide(const IdemQuestion *question, IdemDecision *d)
 }
 
 /*
+ * Decides by a settled row in idem.result that speaks, if there is one. Such an
+ * answer needs no lock: it is true whoever is at the key, and could have been
+ * given a moment earlier.
+ */
+bool
+decide_settled(const IdemQuestion *question, IdemDecision *d)
+{
+	d->now = GetCurrentTimestamp();
+	d->claim = held_find(&question->key);
+	d->inflight.tuple = d->archive.tuple = NULL;
+	if (d->claim != NULL && !d->claim->settled)
+		return false;
+	ledger_probe(IDEM_RESULT, &question->key, &d->result);
+	if (!speaks_for_good(question->scope, &d->result, d->now))
+	{
+		decide_free(d);
+		return false;
+	}
+	d->row = &d->result;
+	d->line = settled_line(question, d->row, d->now);
+	d->outcome = line_outcome(d->line);
+	return true;
+}
+
+/*
+ * What a decision comes to without the lock, which somebody else has: an
+ * absence means nothing then.
+ */
+void
+decide_without_lock(IdemDecision *d)
+{
+	if (d->outcome != IDEM_CLAIMED)
+		return;
+	d->outcome = IDEM_IN_PROGRESS;
+	d->line = IDEM_LINE_BUSY;
+	d->row = NULL;
+}
+
+/*
  * Where the transaction keeps one snapshot, an answer must not come from
  * another transaction's row that this snapshot does not see: 40001, as INSERT
  * ... ON CONFLICT raises. "In progress" is no such answer.
@@ -584,23 +623,30 @@ decide_answer_free(const IdemDecision *d, Datum *v, bool *n)
 
 /*
  * Makes the composite that a function returns as idem_answer. Attributes that
- * a later version of the type has are NULL.
+ * a later version of the type has are NULL. The type is looked up once for
+ * each place in a query that calls the function.
  */
 Datum
 decide_answer_datum(FunctionCallInfo fcinfo, const Datum *values, const bool *nulls)
 {
-	TupleDesc	desc = lookup_rowtype_tupdesc(get_func_rettype(fcinfo->flinfo->fn_oid), -1);
-	Datum	   *v = palloc(desc->natts * sizeof(Datum));
-	bool	   *n = palloc(desc->natts * sizeof(bool));
-	Datum		result;
+	TupleDesc	desc = fcinfo->flinfo->fn_extra;
+	Datum		v[IDEM_ANSWER_COLUMNS_MAX];
+	bool		n[IDEM_ANSWER_COLUMNS_MAX];
 
-	if (desc->natts < IDEM_ANSWER_COLUMNS)
-		elog(ERROR, "type idem_answer has %d attributes, at least %d are needed",
-			 desc->natts, IDEM_ANSWER_COLUMNS);
-	memset(n, true, desc->natts * sizeof(bool));
+	if (desc == NULL)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(fcinfo->flinfo->fn_mcxt);
+
+		desc = lookup_rowtype_tupdesc_copy(get_func_rettype(fcinfo->flinfo->fn_oid), -1);
+		MemoryContextSwitchTo(caller);
+		if (desc->natts < IDEM_ANSWER_COLUMNS || desc->natts > IDEM_ANSWER_COLUMNS_MAX)
+			elog(ERROR, "type idem_answer has %d attributes, at least %d are needed",
+				 desc->natts, IDEM_ANSWER_COLUMNS);
+		fcinfo->flinfo->fn_extra = desc;
+	}
 	memcpy(v, values, IDEM_ANSWER_COLUMNS * sizeof(Datum));
 	memcpy(n, nulls, IDEM_ANSWER_COLUMNS * sizeof(bool));
-	result = HeapTupleGetDatum(heap_form_tuple(desc, v, n));
-	ReleaseTupleDesc(desc);
-	return result;
+	for (int i = IDEM_ANSWER_COLUMNS; i < desc->natts; i++)
+		n[i] = true;
+	return HeapTupleGetDatum(heap_form_tuple(desc, v, n));
 }

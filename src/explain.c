@@ -259,6 +259,8 @@ explain(FunctionCallInfo fcinfo, IdemDocumentType type)
 	decide(&question, &decision);
 	initStringInfo(&words);
 	explain_line(&words, &question, &decision);
+	if (RecoveryInProgress())
+		appendStringInfoString(&words, " (As far as this standby knows; only the primary decides.)");
 	PG_RETURN_TEXT_P(cstring_to_text_with_len(words.data, words.len));
 }
 

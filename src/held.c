@@ -106,6 +106,13 @@ static IdemKey doom_key;
 
 static bool durable = false;
 
+/*
+ * The subtransaction in which a key was settled that another transaction had
+ * settled with the same token already, and that key.
+ */
+static SubTransactionId repeated_in = InvalidSubTransactionId;
+static IdemKey repeated_key;
+
 static void held_xact_callback(XactEvent event, void *arg);
 static void held_subxact_callback(SubXactEvent event, SubTransactionId subid,
 								  SubTransactionId parent, void *arg);
@@ -154,6 +161,18 @@ unlock_as(const IdemKey *key, ResourceOwner owner)
 	CurrentResourceOwner = owner;
 	LockRelease(&tag, ExclusiveLock, false);
 	CurrentResourceOwner = save;
+}
+
+/* Has another transaction locked the key? Looks, without waiting or locking. */
+bool
+held_elsewhere(const IdemKey *key)
+{
+	LOCKTAG		tag;
+	int			count;
+
+	key_lock_tag(key, &tag);
+	(void) GetLockConflicts(&tag, ExclusiveLock, &count);
+	return count > 0;
 }
 
 /* Gives back a lock taken in the current subtransaction. */
@@ -336,6 +355,14 @@ held_in_scope(int32 scope_id)
 
 /* ---- what the end of the transaction must see to ---- */
 
+static void
+keep_key(IdemKey *copy, const IdemKey *key)
+{
+	*copy = *key;
+	copy->value = MemoryContextAlloc(TopTransactionContext, VARSIZE_ANY(key->value));
+	memcpy(copy->value, key->value, VARSIZE_ANY(key->value));
+}
+
 /*
  * Makes the transaction end with this error even if a savepoint or an
  * EXCEPTION block traps the one that the caller raises next.
@@ -347,10 +374,22 @@ held_doom(int sqlerrcode, const char *message, const IdemKey *key)
 		return;
 	doom_code = sqlerrcode;
 	doom_message = message;
-	doom_key = *key;
-	doom_key.value = MemoryContextAlloc(TopTransactionContext, VARSIZE_ANY(key->value));
-	memcpy(doom_key.value, key->value, VARSIZE_ANY(key->value));
+	keep_key(&doom_key, key);
 	doomed = true;
+}
+
+/*
+ * Notes that a settled key is settled again. The first COMMIT's answer may have
+ * been lost, so that alone is fine; but what this transaction has written, or
+ * is going to, repeats what the first one wrote, so it must not commit.
+ */
+void
+held_repeat(const IdemKey *key)
+{
+	if (repeated_in != InvalidSubTransactionId)
+		return;
+	keep_key(&repeated_key, key);
+	repeated_in = GetCurrentSubTransactionId();
 }
 
 /* Raises ID001: the caller's claim is lost, and its transaction must not commit. */
@@ -365,7 +404,7 @@ held_lease_lost(const IdemKey *key)
 			(errcode(ERRCODE_IDEM_LEASE_LOST),
 			 errmsg_internal("%s", message),
 			 key_errdetail(key),
-			 errhint("Another claim has taken the key over; this transaction can only be rolled back.")));
+			 errhint("The key was taken over, given up or settled by another holder; this transaction can only be rolled back.")));
 	pg_unreachable();
 }
 
@@ -391,6 +430,13 @@ check_end_of_transaction(void)
 				 errmsg_internal("%s", doom_message),
 				 key_errdetail(&doom_key),
 				 errhint("The error was trapped, but the transaction can only be rolled back.")));
+
+	if (repeated_in != InvalidSubTransactionId && TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		ereport(ERROR,
+				(errcode(ERRCODE_IDEM_NOT_HELD),
+				 errmsg("the key was settled by an earlier transaction with the same token"),
+				 key_errdetail(&repeated_key),
+				 errhint("That transaction was committed: roll back, and go on from the stored result. What this one has written would repeat its work.")));
 
 	for (claim = last_claimed; claim; claim = claim->older_claim)
 	{
@@ -418,7 +464,7 @@ held_xact_callback(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 		case XACT_EVENT_PRE_PREPARE:
-			if (last_claimed || doomed || durable)
+			if (last_claimed || doomed || durable || repeated_in != InvalidSubTransactionId)
 				check_end_of_transaction();
 			break;
 		case XACT_EVENT_COMMIT:
@@ -427,6 +473,7 @@ held_xact_callback(XactEvent event, void *arg)
 			/* the claims themselves go with TopTransactionContext */
 			last_claimed = last_settled = NULL;
 			doomed = durable = false;
+			repeated_in = InvalidSubTransactionId;
 			ledger_forget_locks();
 			if (claims && claims->size > CLAIMS_KEPT)
 			{
@@ -445,6 +492,11 @@ static void
 held_subxact_callback(SubXactEvent event, SubTransactionId subid, SubTransactionId parent, void *arg)
 {
 	IdemClaim  *claim;
+
+	if (repeated_in == subid && event == SUBXACT_EVENT_COMMIT_SUB)
+		repeated_in = parent;
+	else if (repeated_in == subid && event == SUBXACT_EVENT_ABORT_SUB)
+		repeated_in = InvalidSubTransactionId;
 
 	if (last_claimed == NULL)
 		return;

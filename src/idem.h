@@ -15,6 +15,7 @@
 #include "access/htup.h"
 #include "datatype/timestamp.h"
 #include "fmgr.h"
+#include "nodes/pg_list.h"
 #include "storage/block.h"
 #include "storage/itemptr.h"
 #include "storage/lockdefs.h"
@@ -46,12 +47,17 @@
 #define WaitEventExtensionNew(name)		PG_WAIT_EXTENSION
 #endif
 #if PG_VERSION_NUM < 180000
+#define CreateTupleDescTruncatedCopy(desc, n)	ledger_truncated_copy(desc, n)
 #define pg_noreturn						pg_attribute_noreturn()
 #define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
 	(index_beginscan) (heap, index, snapshot, nkeys, norderbys)
 #elif PG_VERSION_NUM < 190000
 #define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
 	(index_beginscan) (heap, index, snapshot, instrument, nkeys, norderbys)
+#endif
+#if PG_VERSION_NUM < 190000
+#define table_beginscan_tidrange(rel, snapshot, mintid, maxtid, flags) \
+	(table_beginscan_tidrange) (rel, snapshot, mintid, maxtid)
 #endif
 
 /* ---- error codes of our own; the README lists them ---- */
@@ -186,9 +192,9 @@ typedef enum IdemScopeColumn
 typedef enum IdemResultColumn
 {
 	Anum_result_token = 1, Anum_result_created_at, Anum_result_completed_at,
-	Anum_result_scope_id, Anum_result_attempt, Anum_result_status_code,
-	Anum_result_form, Anum_result_state, Anum_result_fingerprint, Anum_result_key,
-	Anum_result_headers, Anum_result_response, Anum_result_body, Anum_result_request,
+	Anum_result_scope_id, Anum_result_attempt, Anum_result_form, Anum_result_state,
+	Anum_result_fingerprint, Anum_result_key, Anum_result_response,
+	Anum_result_status_code, Anum_result_headers, Anum_result_body, Anum_result_request,
 	Anum_archive_archived_at
 } IdemResultColumn;
 
@@ -269,10 +275,11 @@ typedef struct IdemSettlement
 } IdemSettlement;
 
 typedef void (*IdemRowCallback) (const IdemRow *row, void *arg);
-typedef bool (*IdemWalkCallback) (const IdemRow *row, void *arg);	/* false: stop after this block */
+typedef bool (*IdemWalkCallback) (const IdemRow *row, void *arg);	/* false: stop before this row */
 
 extern void ledger_init(void);
 extern void ledger_open(IdemTable table);
+extern bool ledger_try_open(IdemTable table);
 extern void ledger_forget_locks(void);
 extern Oid	ledger_scope_relid(void);
 extern void ledger_probe(IdemTable table, const IdemKey *key, IdemRow *row);
@@ -337,6 +344,7 @@ typedef struct IdemClaim
 extern void held_init(void);
 extern bool held_lock(const IdemKey *key, bool wait);
 extern void held_unlock(const IdemKey *key);
+extern bool held_elsewhere(const IdemKey *key);
 extern IdemClaim *held_find(const IdemKey *key);
 extern IdemClaim *held_add(const IdemKey *key);
 extern void held_keep_request(IdemClaim *claim, Datum request);
@@ -345,6 +353,7 @@ extern bool held_untouched(const IdemClaim *claim);
 extern bool held_in_scope(int32 scope_id);
 pg_noreturn extern void held_lease_lost(const IdemKey *key);
 extern void held_doom(int sqlerrcode, const char *message, const IdemKey *key);
+extern void held_repeat(const IdemKey *key);
 extern void held_require_durable_commit(void);
 extern void held_pause(int *pause);
 
@@ -404,6 +413,7 @@ typedef struct IdemDecision
 } IdemDecision;
 
 extern void decide(const IdemQuestion *question, IdemDecision *decision);
+extern bool decide_settled(const IdemQuestion *question, IdemDecision *decision);
 extern void decide_check_visible(const IdemDecision *decision);
 extern void decide_free(IdemDecision *decision);
 extern void decide_take(const IdemQuestion *question, IdemDecision *decision);
@@ -412,10 +422,12 @@ extern void decide_number(IdemDecision *decision);
 extern void decide_answer(const IdemDecision *decision,
 						  Datum *values, bool *nulls);
 extern void decide_answer_free(const IdemDecision *decision, Datum *values, bool *nulls);
+extern void decide_without_lock(IdemDecision *decision);
 extern Datum decide_answer_datum(FunctionCallInfo fcinfo, const Datum *values, const bool *nulls);
 
 /* the attributes of idem_answer that this library knows */
 #define IDEM_ANSWER_COLUMNS		14
+#define IDEM_ANSWER_COLUMNS_MAX	64	/* and as many as it can do with */
 
 /* ---- settle.c ---- */
 
@@ -437,7 +449,14 @@ typedef struct IdemSweepCounts
 	bool		more;			/* there is work left */
 } IdemSweepCounts;
 
-extern void sweep_run(int64 max_rows, bool paced, IdemSweepCounts *counts);
+/* How far a sweep in several transactions may turn its hands; starts as zeros. */
+typedef struct IdemSweepPace
+{
+	bool		known;
+	BlockNumber due[IDEM_TABLES];
+} IdemSweepPace;
+
+extern void sweep_run(int64 max_rows, IdemSweepPace *pace, IdemSweepCounts *counts);
 
 /* ---- stats.c ---- */
 
@@ -460,6 +479,8 @@ extern void stats_replay_age(int32 scope_id, int64 microseconds);
 extern void stats_mark_database(void);
 extern bool stats_database_marked(Oid oid);
 extern bool stats_set_failing(bool failing);
+extern List *stats_databases(void);
+extern void stats_give_up(Oid oid);
 
 /* ---- worker.c ---- */
 

@@ -81,9 +81,9 @@ static const LedgerColumn scope_columns[] = {
 
 static const LedgerColumn result_columns[] = {
 	{"token", INT8OID}, {"created_at", TIMESTAMPTZOID}, {"completed_at", TIMESTAMPTZOID},
-	{"scope_id", INT4OID}, {"attempt", INT4OID}, {"status_code", INT4OID}, {"form", INT2OID},
-	{"state", CHAROID}, {"fingerprint", InvalidOid}, {"key", TEXTOID}, {"headers", JSONBOID},
-	{"response", JSONOID}, {"body", BYTEAOID}, {"request", JSONOID},
+	{"scope_id", INT4OID}, {"attempt", INT4OID}, {"form", INT2OID}, {"state", CHAROID},
+	{"fingerprint", InvalidOid}, {"key", TEXTOID}, {"response", JSONOID}, {"status_code", INT4OID},
+	{"headers", JSONBOID}, {"body", BYTEAOID}, {"request", JSONOID},
 	{"archived_at", TIMESTAMPTZOID}	/* idem.archive only */
 };
 
@@ -125,6 +125,9 @@ typedef struct LedgerTable
 	bool		one_index;		/* and there is no other */
 	IndexInfo  *index_info;		/* of that one */
 	ScanKeyData scan_keys[2];
+
+	/* the table's first columns, by their number; made when needed */
+	TupleDesc	short_descs[IDEM_MAX_COLUMNS + 1];
 } LedgerTable;
 
 static LedgerTable tables[IDEM_TABLES] = {
@@ -372,9 +375,22 @@ ledger_forget_locks(void)
 
 /* Locks a table for the rest of the transaction, and accepts invalidations. */
 void
-ledger_open(IdemTable table)
+ledger_open(IdemTable which)
 {
-	relation_close(open_table(table, row_lock()), NoLock);
+	LedgerTable *table = &tables[which];
+
+	if (!table->checked || table->locked_in != GetCurrentSubTransactionId())
+		relation_close(open_table(which, row_lock()), NoLock);
+}
+
+/* As ledger_open(), but never waits for the lock; false: it is not to be had now. */
+bool
+ledger_try_open(IdemTable table)
+{
+	if (!ConditionalLockRelationOid(find_table(&tables[table]), row_lock()))
+		return false;
+	ledger_open(table);
+	return true;
 }
 
 /* The OID of idem.scope, if it was opened since it last changed. */
@@ -489,13 +505,20 @@ ledger_probe(IdemTable which, const IdemKey *key, IdemRow *row)
 	InitDirtySnapshot(dirty);
 	begin_scan(&scan, which, row_lock(), &dirty, 2,
 			   Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
-	tuple = next_row(&scan);
-	if (tuple != NULL)
+	while ((tuple = next_row(&scan)) != NULL)
 	{
-		/* a row that is not busy is the only one; a busy one is as good as any */
+		/*
+		 * A row that is not busy is the only one. Of a row that is being
+		 * changed the index may bring the new version first; the old one is
+		 * the one that may speak.
+		 */
+		if (row->tuple != NULL)
+			heap_freetuple(row->tuple);
 		copy_row(&scan, tuple, row);
 		row->committed = !TransactionIdIsValid(dirty.xmin);
 		row->busy = row->committed ? dirty.xmax : dirty.xmin;
+		if (row->committed)
+			break;
 	}
 	end_scan(&scan);
 }
@@ -553,8 +576,9 @@ ledger_blocks(IdemTable which)
 
 /*
  * Calls back for each committed or own row in some blocks of a table, until
- * the callback has had enough. The row is good for the call only. Returns the
- * block to go on at, 0 at the end of the table.
+ * the callback refuses one. The row is good for the call only. Returns the
+ * block to go on at, that of the refused row; InvalidBlockNumber at the end of
+ * the table.
  */
 BlockNumber
 ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCallback callback, void *arg)
@@ -562,39 +586,33 @@ ledger_walk(IdemTable which, BlockNumber start, BlockNumber blocks, IdemWalkCall
 	Relation	rel = open_table(which, row_lock());
 	BlockNumber size = RelationGetNumberOfBlocks(rel);
 	BlockNumber end = Min((uint64) size, (uint64) start + blocks);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	TableScanDesc scan;
 	ItemPointerData first,
 				last;
-	BlockNumber stop = InvalidBlockNumber;
+	BlockNumber refused = InvalidBlockNumber;
 
-	if (start >= end)
-		start = end = 0;
+	/* an empty range has its end before its start */
 	ItemPointerSet(&first, start, FirstOffsetNumber);
-	ItemPointerSet(&last, end > 0 ? end - 1 : 0, MaxOffsetNumber);
-	scan = table_beginscan_tidrange(rel, snapshot, &first, &last);
-	while (end > 0 && table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
+	ItemPointerSet(&last, end > 0 ? end - 1 : 0, end > 0 ? MaxOffsetNumber : InvalidOffsetNumber);
+	scan = table_beginscan_tidrange(rel, SnapshotSelf, &first, &last, 0);
+	while (table_scan_getnextslot_tidrange(scan, ForwardScanDirection, slot))
 	{
-		BlockNumber block = ItemPointerGetBlockNumber(&slot->tts_tid);
 		IdemRow		row = {.table = which, .committed = true, .visible = true};
 
 		CHECK_FOR_INTERRUPTS();
-		if (stop != InvalidBlockNumber && block != stop)
-		{
-			end = block;
-			break;
-		}
 		row.tuple = ExecFetchSlotHeapTuple(slot, false, NULL);
 		heap_deform_tuple(row.tuple, RelationGetDescr(rel), row.values, row.nulls);
 		if (!callback(&row, arg))
-			stop = block;
+		{
+			refused = ItemPointerGetBlockNumber(&slot->tts_tid);
+			break;
+		}
 	}
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
-	UnregisterSnapshot(snapshot);
 	relation_close(rel, NoLock);
-	return end >= size ? 0 : end;
+	return refused != InvalidBlockNumber ? refused : end < size ? end : InvalidBlockNumber;
 }
 
 /*
@@ -684,14 +702,48 @@ set_value(Datum *values, bool *nulls, int column, Datum value, bool isnull)
 	nulls[column - 1] = isnull;
 }
 
+#if PG_VERSION_NUM < 180000
+static TupleDesc
+ledger_truncated_copy(TupleDesc desc, int natts)
+{
+	TupleDesc	result = CreateTemplateTupleDesc(natts);
+
+	for (AttrNumber i = 1; i <= natts; i++)
+		TupleDescCopyEntry(result, i, desc, i);
+	return result;
+}
+#endif
+
+/*
+ * Forms a row that ends with its last value, as rows do that are older than
+ * the table's last columns. What follows reads as NULL; with nothing else NULL
+ * the row needs no bitmap, which saves eight bytes a key.
+ */
+static HeapTuple
+form_row(LedgerTable *table, Relation rel, const Datum *values, const bool *nulls)
+{
+	int			natts = table->natts;
+
+	while (nulls[natts - 1])
+		natts--;
+	if (table->short_descs[natts] == NULL)
+	{
+		MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
+
+		table->short_descs[natts] = CreateTupleDescTruncatedCopy(RelationGetDescr(rel), natts);
+		MemoryContextSwitchTo(caller);
+	}
+	return heap_form_tuple(table->short_descs[natts], unconstify(Datum *, values),
+						   unconstify(bool *, nulls));
+}
+
 /* Adds a row, with values in the order of the table's columns. */
 void
 ledger_insert(IdemTable which, const Datum *values, const bool *nulls)
 {
 	LedgerTable *table = &tables[which];
 	Relation	rel = open_table(which, RowExclusiveLock);
-	HeapTuple	tuple = heap_form_tuple(RelationGetDescr(rel), unconstify(Datum *, values),
-										unconstify(bool *, nulls));
+	HeapTuple	tuple = form_row(table, rel, values, nulls);
 
 	if (table->one_index)
 	{
@@ -725,8 +777,7 @@ void
 ledger_update(const IdemRow *row, const Datum *values, const bool *nulls)
 {
 	Relation	rel = open_table(row->table, RowExclusiveLock);
-	HeapTuple	tuple = heap_form_tuple(RelationGetDescr(rel), unconstify(Datum *, values),
-										unconstify(bool *, nulls));
+	HeapTuple	tuple = form_row(&tables[row->table], rel, values, nulls);
 
 	CommandCounterIncrement();
 	CatalogTupleUpdate(rel, &row->tuple->t_self, tuple);

@@ -294,14 +294,19 @@ scope_in_doubt(const IdemScope *scope, int32 attempt, TimestampTz created_at, Ti
 		now > scope_deadline(created_at, scope->retry_within);
 }
 
-/* Is a key in flight forgotten: free, or its lease over, for longer than the retention? */
+/*
+ * Is a key in flight forgotten: free, or its lease over, for longer than the
+ * retention? Not one whose lease is over where there is retry_within: that
+ * comes to be in doubt, and would do so too late for who was told it is new.
+ */
 bool
 scope_abandoned(const IdemScope *scope, char state, int32 attempt, TimestampTz created_at,
 				TimestampTz lease_until, TimestampTz now)
 {
 	if (state == IDEM_IN_DOUBT || now < scope_deadline(lease_until, scope->retention))
 		return false;
-	return state == IDEM_FREE || !scope_in_doubt(scope, attempt, created_at, now);
+	return state == IDEM_FREE ||
+		(scope->retry_within == IDEM_FOREVER && !scope_in_doubt(scope, attempt, created_at, now));
 }
 
 /* ---- the trigger on idem.scope ---- */
@@ -330,6 +335,17 @@ static Datum
 tuple_column(TriggerData *trigger, HeapTuple tuple, int column, bool *isnull)
 {
 	return heap_getattr(tuple, column, RelationGetDescr(trigger->tg_relation), isnull);
+}
+
+static bool
+contract_changed(TriggerData *trigger)
+{
+	for (int column = 1; column <= Anum_scope_keep_request; column++)
+	{
+		if (column_changed(trigger, column))
+			return true;
+	}
+	return false;
 }
 
 /* The whole row for the audit. */
@@ -424,12 +440,18 @@ idem_scope_guard(PG_FUNCTION_ARGS)
 	name = TextDatumGetCString(tuple_column(trigger, trigger->tg_trigtuple, Anum_scope_name, &isnull));
 	CacheInvalidateRelcache(trigger->tg_relation);
 
+	/* on a subscriber the publisher has checked and audited already */
+	if (SessionReplicationRole == SESSION_REPLICATION_ROLE_REPLICA)
+		return PointerGetDatum(NULL);
+
 	if (TRIGGER_FIRED_BY_INSERT(trigger->tg_event))
 		check_pointers(trigger, trigger->tg_trigtuple);
 	else if (TRIGGER_FIRED_BY_UPDATE(trigger->tg_event))
 	{
 		check_pointers(trigger, trigger->tg_newtuple);
 		guard_update(trigger, scope_id, name);
+		if (!contract_changed(trigger))
+			return PointerGetDatum(NULL);
 		ledger_audit("scope changed", scope_id, name, NULL, NULL,
 					 contract_as_jsonb(trigger, trigger->tg_trigtuple),
 					 contract_as_jsonb(trigger, trigger->tg_newtuple));

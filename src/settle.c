@@ -188,7 +188,11 @@ static void
 settle_late(const Holder *holder, const IdemRow *row, char verdict)
 {
 	if (ROW_STATE(row, Anum_result_state) == verdict)
+	{
+		if (!row->own)
+			held_repeat(&holder->key);
 		return;
+	}
 	if (!row->own)
 		held_doom(ERRCODE_IDEM_NOT_HELD, "the key was settled with the other verdict", &holder->key);
 	not_held(holder, "The key was settled with the other verdict.");

@@ -8,12 +8,13 @@
  * without it counting does nothing and the view idem.stat is empty.
  *
  * A counter is an atomic integer in a slot of its database and scope. A slot
- * is found by hashing and claimed once by compare-and-swap, never given up
- * before a restart, so counting takes no lock. When all slots are taken,
- * further scopes of all databases share the last one, which nobody sees.
+ * is found by hashing and claimed by compare-and-swap, so counting takes no
+ * lock. It is given up when its database is gone, which the launcher (worker.c)
+ * tells. When all slots are taken, further scopes of all databases share the
+ * last one, which nobody sees.
  *
- * Beside them stand the databases that use the extension, for the launcher
- * (worker.c), with whether the last sweep there failed.
+ * Beside them stand the databases that use the extension, for the launcher,
+ * with whether the last sweep there failed.
  *
  *-------------------------------------------------------------------------
  */
@@ -44,9 +45,14 @@ PG_FUNCTION_INFO_V1(idem_stat_reset);
 /* bucket b counts replays at an age below 2^b seconds, the last one all others */
 #define AGE_BUCKETS			26
 
+/* what a slot's owner and a database's oid can be beside the real thing */
+#define FREE				0	/* a search ends here */
+#define GIVEN_UP			1	/* as the owner of a slot: a search goes on */
+#define DATABASE_GIVEN_UP	PG_UINT32_MAX
+
 typedef struct StatSlot
 {
-	pg_atomic_uint64 owner;		/* database and scope, 0: free */
+	pg_atomic_uint64 owner;		/* database and scope */
 	pg_atomic_uint64 reset_at;
 	pg_atomic_uint64 counters[IDEM_COUNTERS];
 	pg_atomic_uint64 ages[AGE_BUCKETS];
@@ -54,7 +60,7 @@ typedef struct StatSlot
 
 typedef struct StatDatabase
 {
-	pg_atomic_uint32 oid;		/* 0: free */
+	pg_atomic_uint32 oid;
 	pg_atomic_uint32 failing;
 } StatDatabase;
 
@@ -96,14 +102,14 @@ init_shared(void)
 {
 	for (int i = 0; i < STAT_DATABASES; i++)
 	{
-		pg_atomic_init_u32(&shared->databases[i].oid, InvalidOid);
+		pg_atomic_init_u32(&shared->databases[i].oid, FREE);
 		pg_atomic_init_u32(&shared->databases[i].failing, 0);
 	}
 	for (int i = 0; i <= STAT_SLOTS; i++)
 	{
 		StatSlot   *slot = &shared->slots[i];
 
-		pg_atomic_init_u64(&slot->owner, 0);
+		pg_atomic_init_u64(&slot->owner, FREE);
 		pg_atomic_init_u64(&slot->reset_at, 0);
 		for (int j = 0; j < IDEM_COUNTERS; j++)
 			pg_atomic_init_u64(&slot->counters[j], 0);
@@ -140,25 +146,45 @@ stats_init(void)
 
 /* ---- counting ---- */
 
+/*
+ * A slot by its owner; enter: the first one that is not taken becomes its own.
+ * Two that enter the same owner at the same time find the same slot to try.
+ */
 static StatSlot *
-find_slot(int32 scope_id)
+search_slot(uint64 owner, bool enter)
 {
-	uint64		owner = ((uint64) MyDatabaseId << 32) | (uint32) scope_id;
 	uint32		start = murmurhash32((uint32) owner ^ (uint32) (owner >> 32));
 
-	if (last_slot && pg_atomic_read_u64(&last_slot->owner) == owner)
-		return last_slot;
 	for (uint32 i = 0; i < STAT_SLOTS; i++)
 	{
 		StatSlot   *slot = &shared->slots[(start + i) % STAT_SLOTS];
 		uint64		found = pg_atomic_read_u64(&slot->owner);
 
-		if (found == 0 && pg_atomic_compare_exchange_u64(&slot->owner, &found, owner))
-			found = owner;
+		if (enter && (found == FREE || found == GIVEN_UP) &&
+			pg_atomic_compare_exchange_u64(&slot->owner, &found, owner))
+			return slot;
 		if (found == owner)
-			return last_slot = slot;
+			return slot;
+		if (found == FREE)
+			break;
 	}
-	return &shared->slots[STAT_SLOTS];
+	return NULL;
+}
+
+static StatSlot *
+find_slot(int32 scope_id)
+{
+	uint64		owner = ((uint64) MyDatabaseId << 32) | (uint32) scope_id;
+	StatSlot   *slot;
+
+	if (last_slot && pg_atomic_read_u64(&last_slot->owner) == owner)
+		return last_slot;
+	slot = search_slot(owner, false);
+	if (slot == NULL)
+		slot = search_slot(owner, true);
+	if (slot == NULL)
+		return &shared->slots[STAT_SLOTS];
+	return last_slot = slot;
 }
 
 /* Adds to a counter of a scope of this database. */
@@ -190,14 +216,23 @@ find_database(Oid oid, bool enter)
 		StatDatabase *database = &shared->databases[i];
 		uint32		found = pg_atomic_read_u32(&database->oid);
 
-		if (enter && found == InvalidOid && pg_atomic_compare_exchange_u32(&database->oid, &found, oid))
-			found = oid;
+		if (enter && (found == FREE || found == DATABASE_GIVEN_UP) &&
+			pg_atomic_compare_exchange_u32(&database->oid, &found, oid))
+			return database;
 		if (found == oid)
 			return database;
-		if (found == InvalidOid)
+		if (found == FREE)
 			break;
 	}
 	return NULL;
+}
+
+static StatDatabase *
+find_or_enter_database(Oid oid)
+{
+	StatDatabase *database = find_database(oid, false);
+
+	return database ? database : find_database(oid, true);
 }
 
 /* Notes that this database uses the extension. */
@@ -206,7 +241,7 @@ stats_mark_database(void)
 {
 	if (database_marked || shared == NULL)
 		return;
-	(void) find_database(MyDatabaseId, true);
+	(void) find_or_enter_database(MyDatabaseId);
 	database_marked = true;
 }
 
@@ -220,9 +255,56 @@ stats_database_marked(Oid oid)
 bool
 stats_set_failing(bool failing)
 {
-	StatDatabase *database = find_database(MyDatabaseId, true);
+	StatDatabase *database = failing ? find_or_enter_database(MyDatabaseId) : find_database(MyDatabaseId, false);
 
-	return database == NULL || pg_atomic_exchange_u32(&database->failing, failing) != (uint32) failing;
+	if (database == NULL)
+		return failing;
+	return pg_atomic_exchange_u32(&database->failing, failing) != (uint32) failing;
+}
+
+/* The databases that have anything here, in the current memory context. */
+List *
+stats_databases(void)
+{
+	List	   *result = NIL;
+
+	for (int i = 0; shared != NULL && i < STAT_DATABASES; i++)
+	{
+		uint32		oid = pg_atomic_read_u32(&shared->databases[i].oid);
+
+		if (oid != FREE && oid != DATABASE_GIVEN_UP)
+			result = list_append_unique_oid(result, oid);
+	}
+	for (int i = 0; shared != NULL && i < STAT_SLOTS; i++)
+	{
+		uint64		owner = pg_atomic_read_u64(&shared->slots[i].owner);
+
+		if (owner != FREE && owner != GIVEN_UP)
+			result = list_append_unique_oid(result, (Oid) (owner >> 32));
+	}
+	return result;
+}
+
+/* Gives up what a database has here. It is gone: nobody is connected, or will be. */
+void
+stats_give_up(Oid oid)
+{
+	StatDatabase *database = find_database(oid, false);
+
+	if (database != NULL)
+	{
+		pg_atomic_write_u32(&database->failing, 0);
+		pg_atomic_write_u32(&database->oid, DATABASE_GIVEN_UP);
+	}
+	for (int i = 0; shared != NULL && i < STAT_SLOTS; i++)
+	{
+		StatSlot   *slot = &shared->slots[i];
+
+		if ((Oid) (pg_atomic_read_u64(&slot->owner) >> 32) != oid)
+			continue;
+		reset_slot(slot);
+		pg_atomic_write_u64(&slot->owner, GIVEN_UP);
+	}
 }
 
 /* ---- what people see ---- */

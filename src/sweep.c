@@ -11,8 +11,13 @@
  * that idem.sweep keeps: no index on a time column, no cost to a claim. A row
  * is changed under its key's lock, and only if it is still the row that was
  * read. Nothing is waited for: a key whose lock is taken, or whose row somebody
- * is at, is left to the next turn of the hand. Only one sweep runs at a time;
- * another one finds nothing to do.
+ * is at, is left to the next turn of the hand; where somebody keeps a whole
+ * table, there is no sweep. Only one sweep runs at a time; another one finds
+ * nothing to do.
+ *
+ * Who calls idem_sweep() until there is no more turns every hand to the end of
+ * its table: one that is there waits for the others. The worker turns them
+ * slower, see blocks_due().
  *
  * A lease that is over becomes free, or in doubt, by the scope's policy. Where
  * the policy has retry_within, it stays as it is until that is over: "free"
@@ -39,8 +44,11 @@
 
 PG_FUNCTION_INFO_V1(idem_sweep);
 
-/* as many rows are looked at for each one that may be changed */
-#define ROWS_LOOKED_AT			20
+/* as many rows of a table are looked at for each one that may be changed */
+#define ROWS_LOOKED_AT			100
+
+/* a hand that waits at the end of its table for the others */
+#define HAND_AT_END				(-1)
 
 /* what a paced sweep looks at in any case, in blocks */
 #define PACED_BLOCKS			64
@@ -50,10 +58,18 @@ typedef struct Sweep
 	HTAB	   *scopes;
 	TimestampTz now;
 	int64		changes_left;	/* the bounds of this sweep */
-	int64		looks_left;
+	int64		max_looks;		/* at each table */
+	int64		looks_left;		/* at the one it is walking */
+	BlockNumber block;			/* where it is */
+	IdemSweepPace *pace;		/* or NULL */
 	IdemSweepCounts *counts;
 	MemoryContext row_context;
 } Sweep;
+
+/* the hands, in the order they are turned, and where idem.sweep keeps them */
+static const IdemTable hand_tables[] = {IDEM_INFLIGHT, IDEM_RESULT, IDEM_ARCHIVE, IDEM_AUDIT};
+static const int hand_columns[] = {Anum_sweep_inflight_hand, Anum_sweep_result_hand,
+	Anum_sweep_archive_hand, Anum_sweep_audit_hand};
 
 /* ---- what becomes of a row ---- */
 
@@ -111,20 +127,29 @@ audit_action(const IdemScope *scope, const IdemRow *row, TimestampTz now)
 
 /* ---- doing it ---- */
 
-/* To the archive, in place of what an earlier life of the key may have left there. */
-static void
+/*
+ * To the archive, in place of what an earlier life of the key may have left
+ * there; false: somebody is at that.
+ */
+static bool
 move(const IdemKey *key, const IdemRow *row, TimestampTz now)
 {
 	Datum		v[IDEM_MAX_COLUMNS];
 	bool		n[IDEM_MAX_COLUMNS];
+	IdemRow		earlier;
 
+	ledger_probe(IDEM_ARCHIVE, key, &earlier);
+	if (earlier.tuple != NULL && !ledger_unchanged(&earlier))
+		return false;
+	if (earlier.tuple != NULL)
+		ledger_delete(&earlier);
 	memcpy(v, row->values, sizeof(v));
 	memcpy(n, row->nulls, sizeof(n));
 	v[Anum_archive_archived_at - 1] = TimestampTzGetDatum(now);
 	n[Anum_archive_archived_at - 1] = false;
-	ledger_delete_key(IDEM_ARCHIVE, key);
 	ledger_insert(IDEM_ARCHIVE, v, n);
 	ledger_delete(row);
+	return true;
 }
 
 static void
@@ -144,8 +169,8 @@ act(Sweep *sweep, int32 scope_id, const IdemKey *key, const IdemRow *row, Action
 		case MOVE:
 			if (action == STRIP)
 				ledger_strip(row);
-			else
-				move(key, row, sweep->now);
+			else if (!move(key, row, sweep->now))
+				return;
 			counter = IDEM_COUNT_ARCHIVED;
 			count = &sweep->counts->archived;
 			break;
@@ -180,7 +205,25 @@ act_on_key(Sweep *sweep, int32 scope_id, const IdemRow *row, int key_column, Act
 	held_unlock(&key);
 }
 
-/* Looks at one row; false: enough. */
+static Action
+action_for(const IdemScope *scope, const IdemRow *row, TimestampTz now)
+{
+	switch (row->table)
+	{
+		case IDEM_INFLIGHT:
+			return inflight_action(scope, row, now);
+		case IDEM_AUDIT:
+			return audit_action(scope, row, now);
+		default:
+			return settled_action(scope, row, now);
+	}
+}
+
+/*
+ * Looks at one row; false: leaves it to the next sweep. A block that was begun
+ * is looked at to its end, else a block of more rows than may be looked at
+ * would never be passed.
+ */
 static bool
 visit(const IdemRow *row, void *arg)
 {
@@ -189,82 +232,152 @@ visit(const IdemRow *row, void *arg)
 		row->table == IDEM_AUDIT ? Anum_audit_scope_id : Anum_result_scope_id;
 	int32		scope_id = DatumGetInt32(ROW_VALUE(row, scope_column));
 	IdemScopeById *entry = hash_search(sweep->scopes, &scope_id, HASH_FIND, NULL);
+	Action		action = entry ? action_for(&entry->scope, row, sweep->now) : KEEP;
+	BlockNumber block = ItemPointerGetBlockNumber(&row->tuple->t_self);
 	MemoryContext caller;
-	Action		action;
 
+	if ((sweep->looks_left <= 0 && block != sweep->block) ||
+		(sweep->changes_left <= 0 && action != KEEP))
+		return false;
+	sweep->block = block;
 	sweep->looks_left--;
-	if (entry == NULL)
-		return sweep->looks_left > 0;
+	if (action == KEEP)
+		return true;
 	caller = MemoryContextSwitchTo(sweep->row_context);
-	switch (row->table)
-	{
-		case IDEM_INFLIGHT:
-			action = inflight_action(&entry->scope, row, sweep->now);
-			if (action != KEEP)
-				act_on_key(sweep, scope_id, row, Anum_inflight_key, action);
-			break;
-		case IDEM_AUDIT:
-			action = audit_action(&entry->scope, row, sweep->now);
-			if (action != KEEP && ledger_unchanged(row))
-				act(sweep, scope_id, NULL, row, action);
-			break;
-		default:
-			action = settled_action(&entry->scope, row, sweep->now);
-			if (action != KEEP)
-				act_on_key(sweep, scope_id, row, Anum_result_key, action);
-			break;
-	}
+	if (row->table != IDEM_AUDIT)
+		act_on_key(sweep, scope_id, row,
+				   row->table == IDEM_INFLIGHT ? Anum_inflight_key : Anum_result_key, action);
+	else if (ledger_unchanged(row))
+		act(sweep, scope_id, NULL, row, action);
 	MemoryContextSwitchTo(caller);
 	MemoryContextReset(sweep->row_context);
-	return sweep->changes_left > 0 && sweep->looks_left > 0;
+	return true;
 }
 
 /* ---- the hands ---- */
 
-/*
- * How many blocks a paced sweep may look at, so that one turn of the hand takes
- * about the shortest finite retention; with none finite it stands still.
- */
-static BlockNumber
-paced_blocks(const Sweep *sweep, IdemTable table, TimestampTz last)
+/* The shortest time after which a row of a table is something to do for a sweep. */
+static int64
+time_kept(const IdemScope *scope, IdemTable table)
+{
+	if (scope->retention == IDEM_FOREVER)
+		return IDEM_FOREVER;
+	if (table == IDEM_RESULT)
+		return scope->archive == 'k' ? Min(scope->retention, scope->archive_retention) : scope->retention;
+	if (table == IDEM_ARCHIVE && scope->archive == 'n')
+		return scope->retention;
+	return scope->archive_retention;
+}
+
+static int64
+shortest_time_kept(HTAB *scopes, IdemTable table)
 {
 	HASH_SEQ_STATUS status;
 	IdemScopeById *entry;
 	int64		shortest = IDEM_FOREVER;
-	double		share;
 
-	hash_seq_init(&status, sweep->scopes);
+	hash_seq_init(&status, scopes);
 	while ((entry = hash_seq_search(&status)) != NULL)
-	{
-		shortest = Min(shortest, entry->scope.retention);
-		if (table == IDEM_ARCHIVE || entry->scope.archive == 'k')
-			shortest = Min(shortest, entry->scope.archive_retention);
-	}
-	if (shortest == IDEM_FOREVER)
-		return 0;
-	share = Min(1.0, (double) (sweep->now - last) / Max(shortest, 1));
-	return PACED_BLOCKS + (BlockNumber) (share * ledger_blocks(table));
+		shortest = Min(shortest, time_kept(&entry->scope, table));
+	return Max(shortest, 1);
 }
 
-/* Moves one hand on; returns where it stands then, and notes if it stopped early. */
-static Datum
-turn_hand(Sweep *sweep, IdemTable table, const IdemRow *last, int column, bool paced)
+/*
+ * How many blocks a paced sweep may look at now, so that one turn of the hand
+ * takes about the shortest time that a row is kept; where all are kept for
+ * ever it stands still. Leases are looked at each time.
+ */
+static BlockNumber
+blocks_due(const Sweep *sweep, IdemTable table, const IdemRow *last)
 {
-	BlockNumber hand = last->tuple ? (BlockNumber) DatumGetInt64(ROW_VALUE(last, column)) : 0;
-	BlockNumber blocks = MaxBlockNumber;
+	BlockNumber blocks = ledger_blocks(table);
+	int64		turn = shortest_time_kept(sweep->scopes, table);
+	TimestampTz since = last->tuple ?
+		DatumGetTimestampTz(ROW_VALUE(last, Anum_sweep_last_started)) : sweep->now;
 
-	if (paced)
-		blocks = paced_blocks(sweep, table, last->tuple ?
-							  DatumGetTimestampTz(ROW_VALUE(last, Anum_sweep_last_started)) : sweep->now);
-	if (blocks > 0 && sweep->changes_left > 0 && sweep->looks_left > 0)
+	if (table == IDEM_INFLIGHT)
+		return blocks;
+	if (turn == IDEM_FOREVER)
+		return 0;
+	return Min(blocks, PACED_BLOCKS + (BlockNumber) (Min(1.0, (double) (sweep->now - since) / turn) * blocks));
+}
+
+/* Walks a table from a hand on; returns where the hand stands then. */
+static int64
+walk(Sweep *sweep, IdemTable table, int64 hand, BlockNumber blocks)
+{
+	BlockNumber end;
+
+	sweep->block = InvalidBlockNumber;
+	sweep->looks_left = sweep->max_looks;
+	end = ledger_walk(table, (BlockNumber) hand, blocks, visit, sweep);
+	return end == InvalidBlockNumber ? HAND_AT_END : (int64) end;
+}
+
+/* Turns a hand as far as is due, and notes whether that was all. */
+static int64
+turn_paced(Sweep *sweep, IdemTable table, int64 hand)
+{
+	BlockNumber *due = &sweep->pace->due[table];
+
+	if (*due > 0)
 	{
-		hand = ledger_walk(table, hand, blocks, visit, sweep);
-		if (sweep->changes_left <= 0 || sweep->looks_left <= 0)
-			sweep->counts->more = hand > 0 || sweep->counts->more;
+		int64		start = Max(hand, 0);
+
+		hand = walk(sweep, table, start, *due);
+		*due -= Min(*due, (hand == HAND_AT_END ? ledger_blocks(table) : hand) - start);
+		if (*due > 0)
+			sweep->counts->more = true;
 	}
-	else if (blocks > 0)
-		sweep->counts->more = true;
-	return Int64GetDatum((int64) hand);
+	return hand;
+}
+
+/* Turns the hands that are not at the end of their tables; all from the start if all are. */
+static void
+turn_to_end(Sweep *sweep, int64 *hands)
+{
+	bool		begin = true;
+
+	for (int i = 0; i < lengthof(hand_tables); i++)
+		begin = begin && hands[i] == HAND_AT_END;
+	for (int i = 0; i < lengthof(hand_tables); i++)
+	{
+		if (begin || hands[i] != HAND_AT_END)
+			hands[i] = walk(sweep, hand_tables[i], Max(hands[i], 0), MaxBlockNumber);
+		if (hands[i] != HAND_AT_END)
+			sweep->counts->more = true;
+	}
+}
+
+static void
+turn_hands(Sweep *sweep, const IdemRow *last, int64 *hands)
+{
+	for (int i = 0; i < lengthof(hand_tables); i++)
+		hands[i] = last->tuple ? DatumGetInt64(ROW_VALUE(last, hand_columns[i])) : HAND_AT_END;
+	if (sweep->pace == NULL)
+	{
+		turn_to_end(sweep, hands);
+		return;
+	}
+	for (int i = 0; i < lengthof(hand_tables) && !sweep->pace->known; i++)
+		sweep->pace->due[hand_tables[i]] = blocks_due(sweep, hand_tables[i], last);
+	sweep->pace->known = true;
+	for (int i = 0; i < lengthof(hand_tables); i++)
+		hands[i] = turn_paced(sweep, hand_tables[i], hands[i]);
+}
+
+/* Can the tables be written now? While somebody keeps one, there is no sweep. */
+static bool
+open_tables(void)
+{
+	if (!ledger_try_open(IDEM_SWEEP))
+		return false;
+	for (int i = 0; i < lengthof(hand_tables); i++)
+	{
+		if (!ledger_try_open(hand_tables[i]))
+			return false;
+	}
+	return true;
 }
 
 /* Lets one sweep run at a time in a database; false: another one is running. */
@@ -288,41 +401,42 @@ write_sweep(const IdemRow *last, Datum *v, bool *n)
 }
 
 /*
- * One sweep in the current transaction, changing at most max_rows rows. paced:
- * looks only at what is due for this part of a turn. What was done is added to
- * counts; counts->more: it stopped before its hands came round.
+ * One sweep in the current transaction, changing at most max_rows rows. With a
+ * pace it looks only at what is due. counts->more: there is more to look at.
  */
 void
-sweep_run(int64 max_rows, bool paced, IdemSweepCounts *counts)
+sweep_run(int64 max_rows, IdemSweepPace *pace, IdemSweepCounts *counts)
 {
 	Sweep		sweep = {
 		.now = GetCurrentTimestamp(),
 		.changes_left = max_rows,
-		.looks_left = max_rows * ROWS_LOOKED_AT,
+		.max_looks = max_rows * ROWS_LOOKED_AT,
+		.pace = pace,
 		.counts = counts
 	};
 	IdemRow		last;
+	int64		hands[lengthof(hand_tables)];
 	Datum		v[IDEM_MAX_COLUMNS];
 	bool		n[IDEM_MAX_COLUMNS] = {false};
 	Interval	duration = {0};
 
 	memset(counts, 0, sizeof(*counts));
-	if (!only_sweep())
+	if (!only_sweep() || !open_tables())
 		return;
 	if (!ledger_read_sweep(&last))
 		last.tuple = NULL;
-	else if (sweep.now < DatumGetTimestampTz(ROW_VALUE(&last, Anum_sweep_last_started)))
+	else if (!ledger_unchanged(&last) ||
+			 sweep.now < DatumGetTimestampTz(ROW_VALUE(&last, Anum_sweep_last_started)))
 		return;
 
 	sweep.scopes = scope_all();
 	sweep.row_context = AllocSetContextCreate(CurrentMemoryContext, "idem sweep row", ALLOCSET_DEFAULT_SIZES);
-	v[Anum_sweep_inflight_hand - 1] = turn_hand(&sweep, IDEM_INFLIGHT, &last, Anum_sweep_inflight_hand, false);
-	v[Anum_sweep_result_hand - 1] = turn_hand(&sweep, IDEM_RESULT, &last, Anum_sweep_result_hand, paced);
-	v[Anum_sweep_archive_hand - 1] = turn_hand(&sweep, IDEM_ARCHIVE, &last, Anum_sweep_archive_hand, paced);
-	v[Anum_sweep_audit_hand - 1] = turn_hand(&sweep, IDEM_AUDIT, &last, Anum_sweep_audit_hand, paced);
+	turn_hands(&sweep, &last, hands);
 	MemoryContextDelete(sweep.row_context);
 	hash_destroy(sweep.scopes);
 
+	for (int i = 0; i < lengthof(hand_tables); i++)
+		v[hand_columns[i] - 1] = Int64GetDatum(hands[i]);
 	duration.time = GetCurrentTimestamp() - sweep.now;
 	v[Anum_sweep_last_started - 1] = TimestampTzGetDatum(sweep.now);
 	v[Anum_sweep_last_duration - 1] = IntervalPGetDatum(&duration);
@@ -359,7 +473,7 @@ idem_sweep(PG_FUNCTION_ARGS)
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
 		elog(ERROR, "return type must be a row type");
 
-	sweep_run(max_rows, false, &counts);
+	sweep_run(max_rows, NULL, &counts);
 	v[0] = Int64GetDatum(counts.reclaimed);
 	v[1] = Int64GetDatum(counts.held);
 	v[2] = Int64GetDatum(counts.archived);

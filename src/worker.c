@@ -25,6 +25,7 @@
 #include "access/xact.h"
 #include "catalog/pg_database.h"
 #include "catalog/pg_extension.h"
+#include "commands/dbcommands.h"
 #include "commands/extension.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -32,10 +33,12 @@
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
-#include "storage/lmgr.h"
+#include "storage/lock.h"
 #include "storage/proc.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -91,12 +94,18 @@ worker_init(void)
 
 /* ---- the launcher ---- */
 
-/* The databases to visit in this cycle, in the current memory context. */
+/*
+ * The databases to visit in this cycle, in the current memory context: all, or
+ * those that use the extension. Those that are gone are forgotten; who counted
+ * anything before the list was read was on it.
+ */
 static List *
 list_databases(bool all)
 {
 	MemoryContext caller = CurrentMemoryContext;
+	List	   *gone = stats_databases();
 	List	   *result = NIL;
+	ListCell   *cell;
 	Relation	rel;
 	SysScanDesc scan;
 	HeapTuple	tuple;
@@ -107,21 +116,21 @@ list_databases(bool all)
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
 		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
+		MemoryContext transaction = MemoryContextSwitchTo(caller);
 
+		gone = list_delete_oid(gone, database->oid);
 		/* a connection limit of -2 marks a database half dropped */
 		if (database->datallowconn && !database->datistemplate && database->datconnlimit != -2 &&
 			(all || stats_database_marked(database->oid)))
-		{
-			MemoryContext transaction = MemoryContextSwitchTo(caller);
-
 			result = lappend_oid(result, database->oid);
-			MemoryContextSwitchTo(transaction);
-		}
+		MemoryContextSwitchTo(transaction);
 	}
 	systable_endscan(scan);
 	table_close(rel, AccessShareLock);
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(caller);
+	foreach(cell, gone)
+		stats_give_up(lfirst_oid(cell));
 	return result;
 }
 
@@ -231,7 +240,8 @@ override_settings(void)
 	override_setting("default_transaction_isolation", "read committed");
 	override_setting("default_transaction_deferrable", "off");
 	override_setting("statement_timeout", "0");
-	override_setting("lock_timeout", "0");
+	/* a sweep does not wait; if it does after all, it must not be what others wait for */
+	override_setting("lock_timeout", "1s");
 	override_setting("idle_in_transaction_session_timeout", "0");
 #if PG_VERSION_NUM >= 170000
 	override_setting("transaction_timeout", "0");
@@ -240,21 +250,28 @@ override_settings(void)
 	override_setting("synchronous_commit", "local");
 }
 
-/* Keeps the extension from being dropped in this transaction; false: there is none. */
+/*
+ * Keeps the extension from being dropped in this transaction; false: there is
+ * none, or somebody is about to drop or update it. Never waits for that.
+ */
 static bool
 lock_extension(void)
 {
 	Oid			oid = get_extension_oid("idem", true);
+	LOCKTAG		tag;
 
 	if (!OidIsValid(oid))
 		return false;
-	LockDatabaseObject(ExtensionRelationId, oid, 0, AccessShareLock);
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, ExtensionRelationId, oid, 0);
+	if (LockAcquire(&tag, AccessShareLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
+		return false;
+	AcceptInvalidationMessages();
 	return get_extension_oid("idem", true) == oid;
 }
 
 /* One sweep in a transaction of its own; true: there is more to do. */
 static bool
-sweep_once(void)
+sweep_once(IdemSweepPace *pace)
 {
 	IdemSweepCounts counts = {0};
 
@@ -265,7 +282,7 @@ sweep_once(void)
 	{
 		stats_mark_database();
 		pgstat_report_activity(STATE_RUNNING, "idem_sweep()");
-		sweep_run(sweep_rows, true, &counts);
+		sweep_run(sweep_rows, pace, &counts);
 	}
 	PopActiveSnapshot();
 	CommitTransactionCommand();
@@ -279,8 +296,28 @@ report_failure(void)
 {
 	if (stats_set_failing(true))
 		EmitErrorReport();
-	FlushErrorState();
 	AbortCurrentTransaction();
+	FlushErrorState();
+}
+
+static void
+name_database(void *arg)
+{
+	errcontext("sweeping database \"%s\"", (const char *) arg);
+}
+
+/* The name of the database, in the current memory context. */
+static char *
+database_name(void)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	char	   *result;
+
+	StartTransactionCommand();
+	result = MemoryContextStrdup(caller, get_database_name(MyDatabaseId));
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(caller);
+	return result;
 }
 
 void
@@ -288,6 +325,8 @@ idem_sweeper_main(Datum arg)
 {
 	MemoryContext context;
 	TimestampTz started = GetCurrentTimestamp();
+	IdemSweepPace pace = {0};
+	ErrorContextCallback error_context = {.callback = name_database};
 	volatile bool failed = false;
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
@@ -297,6 +336,10 @@ idem_sweeper_main(Datum arg)
 	override_settings();
 	pgstat_report_appname("idem sweeper");
 	context = AllocSetContextCreate(TopMemoryContext, "idem sweeper", ALLOCSET_DEFAULT_SIZES);
+	MemoryContextSwitchTo(TopMemoryContext);
+	error_context.arg = database_name();
+	error_context.previous = error_context_stack;
+	error_context_stack = &error_context;
 
 	PG_TRY();
 	{
@@ -305,7 +348,7 @@ idem_sweeper_main(Datum arg)
 		do
 		{
 			MemoryContextSwitchTo(context);
-			more = sweep_once();
+			more = sweep_once(&pace);
 			MemoryContextReset(context);
 			CHECK_FOR_INTERRUPTS();
 		} while (more && !TimestampDifferenceExceeds(started, GetCurrentTimestamp(), SWEEP_MILLISECONDS));
@@ -317,7 +360,8 @@ idem_sweeper_main(Datum arg)
 		failed = true;
 	}
 	PG_END_TRY();
-	if (!failed && stats_set_failing(false) && stats_database_marked(MyDatabaseId))
-		ereport(DEBUG1, (errmsg_internal("sweeping works")));
+	if (!failed && stats_set_failing(false))
+		ereport(LOG,
+				(errmsg("background sweep works again")));
 	proc_exit(0);
 }

@@ -101,11 +101,13 @@ foreach my $call (
 	"idem_complete('pay', 'running', token => 1)", "idem_fail('pay', 'running', token => 1)",
 	"idem_release('pay', 'running', 1)", "idem_extend('pay', 'running', 1)", "idem_checkpoint('pay', 'running', 1, 'x')",
 	"idem_unknown('pay', 'running', 1)", "idem_recover('pay')", "idem_resolve('pay', 'doubt', 'retry')",
-	"idem_forget('pay', 'done')", "idem_quarantine('pay')")
+	"idem_forget('pay', 'done')", "idem_quarantine('pay')", 'idem_sweep()',
+	"idem_call('pay', 'new', '{}', 'jsonb_typeof(jsonb)')")
 {
 	($rc, $out, $err) = $standby->psql('postgres', "\\set VERBOSITY verbose\nSELECT $call");
 	like($err, qr/ERROR:  25006: cannot execute \w+\(\) (during recovery|in a read-only transaction)/, "standby: $call is refused");
 }
+like($standby->safe_psql('postgres', q{SELECT idem_explain('pay', 'done')}), qr/^replayed: /, 'standby: a settled key is explained');
 is($standby->safe_psql('postgres', q{SELECT state FROM idem.operation WHERE key = 'running'}), 'processing', 'standby: the views work');
 is($standby->safe_psql('postgres', q{SELECT count(*) FROM idem.holder}), '0', 'standby: nobody holds a key');
 $open->query_safe('ROLLBACK');

@@ -1,7 +1,7 @@
 # The server's clock is set back, by ten days, under keys in every state. SQL
 # cannot set a clock, so the rows are moved into the future instead, which is the
-# same to everything that compares them with it; then also into a dump, which is
-# how rows come from a server whose clock was ahead.
+# same to everything that compares them with it; and then they go through a dump,
+# which is how rows come from a server whose clock was ahead.
 
 use strict;
 use warnings;

@@ -59,6 +59,7 @@ drivers_run($_, $host, $port, $prepared ? 'pooled' : 'unprepared') foreach drive
 
 foreach my $mode ('simple', 'extended', $prepared ? 'prepared' : ())
 {
+	# a thread a client: to prepare a statement, pgbench waits, and so would all of a thread's clients
 	my $script = "$dir/$mode.sql";
 	my ($out, $err);
 	append_to_file($script, qq{
@@ -71,8 +72,8 @@ SELECT idem_complete('payments', '$mode ' || :n);
 \\endif
 COMMIT;
 });
-	my $ok = IPC::Run::run([ 'pgbench', '-n', '-c', '20', '-t', '50', '-M', $mode, '-f', $script, $pooled ],
-		'>', \$out, '2>', \$err);
+	my $ok = IPC::Run::run([ 'pgbench', '-n', '-c', '20', '-j', '20', '-t', '50', '-M', $mode, '-f', $script, $pooled ],
+		'>', \$out, '2>', \$err, IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default));
 	ok($ok, "$mode protocol, twenty clients: no error") or diag $err;
 	is($node->safe_psql('postgres', qq{
 		SELECT count(*) = 50 AND count(DISTINCT key) = 50 FROM payment WHERE key LIKE '$mode %'}),

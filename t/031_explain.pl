@@ -26,7 +26,7 @@ $node->safe_psql('postgres', q{
 	CREATE TABLE ledger (entry text);
 });
 
-sub explain
+sub explained
 {
 	my ($key, $scope) = @_;
 	return $node->safe_psql('postgres', sprintf(q{SELECT idem_explain('%s', '%s')}, $scope // 's', $key));
@@ -64,16 +64,16 @@ foreach my $case (@cases)
 	my ($what, $sql) = @$case;
 
 	$holder->query_safe('BEGIN; ' . $sql =~ s/%s/$what/gr);
-	like(explain($what), qr/^in_progress: another transaction is at the key \($who\)\. $next$/, "$what: the holder is named");
+	like(explained($what), qr/^in_progress: another transaction is at the key \($who\)\. $next$/, "$what: the holder is named");
 	is(outcome($what), 'in_progress', "$what: and a claim answers so");
-	is(explain($what, 'other'), $free, "$what: the key of another scope is free") if $what eq 'a key lock';
+	is(explained($what, 'other'), $free, "$what: the key of another scope is free") if $what eq 'a key lock';
 	$holder->query_safe('ROLLBACK');
-	is(explain($what), $free, "$what: rolled back");
+	is(explained($what), $free, "$what: rolled back");
 }
 # a savepoint that was rolled back names nobody
 $holder->query_safe(q{BEGIN; INSERT INTO ledger VALUES ('x'); SAVEPOINT a; SELECT idem_once('s', 'undone'), idem_claim('s', 'undone too'); ROLLBACK TO a});
-is(explain('undone'), $free, 'a row rolled back to a savepoint');
-is(explain('undone too'), $free, 'a claim rolled back to a savepoint');
+is(explained('undone'), $free, 'a row rolled back to a savepoint');
+is(explained('undone too'), $free, 'a claim rolled back to a savepoint');
 $holder->query_safe('ROLLBACK');
 is($node->safe_psql('postgres', q{SELECT count(*) FROM idem.result}), '0', 'nothing of it was committed');
 
@@ -81,22 +81,22 @@ is($node->safe_psql('postgres', q{SELECT count(*) FROM idem.result}), '0', 'noth
 
 my $token = $node->safe_psql('postgres', q{SELECT (idem_claim('s', 'row', lease => '1 hour')).token});
 $holder->query_safe(qq{BEGIN; SELECT idem_complete('s', 'row', token => $token)});
-like(explain('row'), qr/^in_progress: .*\($who\)/, 'a lease being settled: who settles it');
+like(explained('row'), qr/^in_progress: .*\($who\)/, 'a lease being settled: who settles it');
 $holder->query_safe('ROLLBACK');
-like(explain('row'), qr/^in_progress: attempt 1 holds a lease until $time \(.*, since $time\)\. Ask again then; its holder settles it with its token\.$/,
+like(explained('row'), qr/^in_progress: attempt 1 holds a lease until $time \(.*, since $time\)\. Ask again then; its holder settles it with its token\.$/,
 	'rolled back: who holds the lease, from the row');
 $holder->query_safe(qq{BEGIN; SAVEPOINT a; SELECT idem_extend('s', 'row', $token, '2 hours')});
-like(explain('row'), qr/^in_progress: .*\($who\)/, 'a heartbeat: who gives it');
+like(explained('row'), qr/^in_progress: .*\($who\)/, 'a heartbeat: who gives it');
 $holder->query_safe('ROLLBACK');
 $node->safe_psql('postgres', q{UPDATE idem.inflight SET lease_until = now() WHERE key = 'row'});
 $holder->query_safe(q{BEGIN; SELECT idem_claim('s', 'row')});
-like(explain('row'), qr/^in_progress: .*\($who\)/, 'a takeover by a lock alone: who takes over');
+like(explained('row'), qr/^in_progress: .*\($who\)/, 'a takeover by a lock alone: who takes over');
 $holder->query_safe('ROLLBACK');
-like(explain('row'), qr/^claimed: the lease is over since $time \(attempt 1, .*\); a claim would execute as attempt 2\.$/, 'rolled back: free to be taken over');
+like(explained('row'), qr/^claimed: the lease is over since $time \(attempt 1, .*\); a claim would execute as attempt 2\.$/, 'rolled back: free to be taken over');
 $holder->query_safe(q{BEGIN; SELECT idem_claim('s', 'row', lease => '1 hour')});
-like(explain('row'), qr/^in_progress: .*\($who\)/, 'a takeover by a lease: who takes over');
+like(explained('row'), qr/^in_progress: .*\($who\)/, 'a takeover by a lease: who takes over');
 $holder->query_safe('COMMIT');
-like(explain('row'), qr/^in_progress: attempt 2 holds a lease until $time \(\S+ \(till 7\), since $time\)/, 'committed: user and application from the row');
+like(explained('row'), qr/^in_progress: attempt 2 holds a lease until $time \(\S+ \(till 7\), since $time\)/, 'committed: user and application from the row');
 
 # --- explaining neither waits nor is in the way of the holder
 
@@ -121,7 +121,7 @@ $holder->query_safe(q{SET application_name = ''; BEGIN; SELECT idem_claim('s', '
 $other->query_until(qr/go/, "\\echo go\nSELECT (idem_claim('s', 'anonymous', wait => NULL)).outcome;\n");
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted})
 	or die 'nobody waits';
-like(explain('anonymous'), qr/^in_progress: another transaction is at the key \(process $pid, since $time\)\./, 'no application, and a waiter beside it');
+like(explained('anonymous'), qr/^in_progress: another transaction is at the key \(process $pid, since $time\)\./, 'no application, and a waiter beside it');
 $holder->query_safe('ROLLBACK');
 $other->quit;
 
@@ -145,7 +145,7 @@ $node->safe_psql('postgres', q{
 	SET SESSION AUTHORIZATION "Holder ""R'ole";
 	SET application_name = 'till 8';
 	SELECT idem_claim('shared', 'leased', lease => '1 hour')});
-like(explain('leased', 'shared'), qr/\(Holder "R'ole \(till 8\), since $time\)/, 'the holder of a lease, whatever its name');
+like(explained('leased', 'shared'), qr/\(Holder "R'ole \(till 8\), since $time\)/, 'the holder of a lease, whatever its name');
 
 # --- prepared transactions
 
@@ -164,14 +164,14 @@ foreach my $when ('prepared', 'after a restart')
 	$node->restart if $when ne 'prepared';
 	foreach my $what (sort keys %prepared)
 	{
-		like(explain("2pc $what"), qr/^in_progress: another transaction is at the key \(prepared transaction "the "$what" one", since $time\)\. $next$/,
+		like(explained("2pc $what"), qr/^in_progress: another transaction is at the key \(prepared transaction "the "$what" one", since $time\)\. $next$/,
 			"$when: $what: the gid is named, and it alone");
 	}
 }
 foreach my $what (sort keys %prepared)
 {
 	$node->safe_psql('postgres', "COMMIT PREPARED 'the \"$what\" one'");
-	like(explain("2pc $what"), qr/^$after{$what}: (?!another transaction)/, "$what: after COMMIT PREPARED");
+	like(explained("2pc $what"), qr/^$after{$what}: (?!another transaction)/, "$what: after COMMIT PREPARED");
 }
 
 # --- on a standby: what has been replayed, and it never decides
@@ -183,7 +183,8 @@ $standby->start;
 $node->wait_for_catchup($standby, 'replay', $node->lsn('insert'));
 like($standby->safe_psql('postgres', q{SELECT idem_explain('s', '2pc settled')}), qr/^replayed: it succeeded at $time/, 'standby: a settled key');
 like($standby->safe_psql('postgres', q{SELECT idem_explain('s', 'row')}), qr/^in_progress: attempt 2 holds a lease until $time \(\S+ \(till 7\)/, 'standby: a lease');
-is($standby->safe_psql('postgres', q{SELECT idem_explain('s', 'nothing')}), $free, 'standby: nothing');
+is($standby->safe_psql('postgres', q{SELECT idem_explain('s', 'nothing')}),
+	"$free (As far as this standby knows; only the primary decides.)", 'standby: nothing');
 eval { $holder->quit };
 $holder = $node->background_psql('postgres', on_error_stop => 0);
 $holder->query_safe(q{BEGIN; SELECT idem_once('s', 'on the primary'); SAVEPOINT a; SELECT idem_once('s', 'below on the primary')});

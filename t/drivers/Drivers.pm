@@ -64,8 +64,12 @@ sub jdbc
 sub node_postgres
 {
 	runs('node', '-e', '') or return 'no node (nodejs)';
-	runs('node', '-e', 'require("pg")') or return 'no module pg in NODE_PATH (npm install pg)';
-	return [ 'node', "$dir/flows_pg.js" ];
+	foreach my $path ($ENV{NODE_PATH} // '', '/usr/share/nodejs')
+	{
+		my @command = ('env', "NODE_PATH=$path", 'node');
+		return [ @command, "$dir/flows_pg.js" ] if runs(@command, '-e', 'require("pg")');
+	}
+	return 'no module pg (node-pg, or npm install pg and NODE_PATH)';
 }
 
 # A running server with what the programs need; JDBC needs TCP.

@@ -368,7 +368,11 @@ test_prepared(PGconn *a)
 	ok(right, "prepared statements, ten times each");
 }
 
-/* Prepared, used and deallocated in one transaction: any pooler is fine with that. */
+/*
+ * Prepared, used and deallocated in one transaction: fine with a pooler that
+ * knows nothing of prepared statements. One that does gives them names of its
+ * own, which DEALLOCATE does not find.
+ */
 static void
 test_prepared_here(PGconn *a)
 {
@@ -381,7 +385,8 @@ test_prepared_here(PGconn *a)
 	for (int i = 0; i < 10; i++)
 		keep(PQexecPrepared(a, "here", 2, values, NULL, NULL, 0));
 	same(got, "replayed", "replayed, ten times later");
-	same(run(a, "DEALLOCATE here"), "DEALLOCATE", "deallocate in the same transaction");
+	if (!pooled || !prepared)
+		same(run(a, "DEALLOCATE here"), "DEALLOCATE", "deallocate in the same transaction");
 	same(run(a, "COMMIT"), "COMMIT", "committed");
 }
 
