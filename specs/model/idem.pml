@@ -68,6 +68,7 @@
 #define FO	7
 #define DEL	8	/* what is written is: no row */
 
+#define LETTER(k)		((k) == P -> 'P' : ((k) == E -> 'E' : ((k) == U -> 'U' : ((k) == S || (k) == SO -> 'S' : 'F'))))
 #define SETTLED(k)		((k) >= S && (k) <= FO)
 #define INFLIGHT(k)		((k) >= P && (k) <= U)
 
@@ -135,6 +136,14 @@ typedef Client
 
 Client c[N];
 
+/* What is promised; spin's trail shows the text. */
+#define PROMISE(condition, text) \
+	if \
+	:: !(condition) -> printf("broken: text\n"); assert(false) \
+	:: else \
+	fi
+
+
 #define ME				c[me]
 #define HAS_CLAIM(i)	(c[i].c1 == OPEN || c[i].c2 == OPEN)
 #define KEEPS(i)		(c[i].c1 || c[i].c2 || c[i].f1 || c[i].f2)
@@ -174,13 +183,13 @@ Client c[N];
 
 inline check_waits()
 {
-	assert(lock == 0 || c[lock - 1].lvl > 0);
-	assert(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 0)));
+	PROMISE(lock == 0 || c[lock - 1].lvl > 0, no lock outlives its transaction);
+	PROMISE(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 0)), nobody waits for ever);
 #if N == 3
-	assert(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 0)));
-	assert(!(WAITS_FOR(1, 2) && WAITS_FOR(2, 1)));
-	assert(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 2) && WAITS_FOR(2, 0)));
-	assert(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 1) && WAITS_FOR(1, 0)));
+	PROMISE(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 0)), nobody waits for ever);
+	PROMISE(!(WAITS_FOR(1, 2) && WAITS_FOR(2, 1)), nobody waits for ever);
+	PROMISE(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 2) && WAITS_FOR(2, 0)), nobody waits for ever);
+	PROMISE(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 1) && WAITS_FOR(1, 0)), nobody waits for ever);
 #endif
 }
 
@@ -240,6 +249,7 @@ inline end_transaction()
 
 inline rollback()
 {
+	printf("client %d: ROLLBACK\n", me);
 	if
 	:: ME.tok >= 2 -> ME.tok = 0; ME.rtok = 0
 	:: else
@@ -250,6 +260,7 @@ inline rollback()
 /* ROLLBACK TO SAVEPOINT, or an error in it that is trapped. */
 inline rollback_child()
 {
+	printf("client %d: ROLLBACK TO SAVEPOINT\n", me);
 	ME.st = FREE; ME.op = 0; ME.waits = 0; ME.lvl = 1;
 	forget_seen();
 	ME.w2 = 0; ME.w2tok = 0; ME.w2claimant = 0; ME.e2 = 0; ME.f2 = 0;
@@ -277,6 +288,7 @@ inline rollback_child()
 /* RELEASE SAVEPOINT: locks, rows, effects and claims are the parent's now. */
 inline commit_child()
 {
+	printf("client %d: RELEASE SAVEPOINT\n", me);
 	if
 	:: ME.c1 == DONE -> ME.c1 = 0
 	:: ME.c1 == FREED -> ME.c1 = 0; ME.f1 = 1
@@ -326,20 +338,18 @@ inline commit()
 	:: ME.c1 == OPEN -> rollback()
 #endif
 	:: else ->
-		/* a settled answer never changes inside its retention */
-		assert(!(ME.w1 && SETTLED(ck) && !cpast));
-		/* a fenced holder never commits: its token is the row's to the end */
-		assert(!(ME.e1 && ME.tok && ME.w1 != P && ctok != MYTOKEN && ME.tok == 1));
+		PROMISE(!(ME.w1 && SETTLED(ck) && !cpast), a settled answer does not change inside its retention);
+		PROMISE(!(ME.e1 && ME.tok == 1 && ctok != MYTOKEN), a fenced holder does not commit);
 		effects = effects + ME.e1;
-		/* never two effects */
-		assert(effects <= 1);
+		PROMISE(effects <= 1, never two effects);
 		if
 		:: ME.w1 == DEL -> ck = 0; ctok = 0; cclaimant = 0; cpast = 0
 		:: ME.w1 && ME.w1 != DEL -> ck = ME.w1; ctok = ME.w1tok; cclaimant = ME.w1claimant; cpast = 0
 		:: else
 		fi;
-		/* succeeded: exactly one; all else: none. An operator's word may be wrong. */
-		assert(ck == SO || effects == (ck == S && !cpast -> 1 : 0));
+		/* an operator's word may be wrong */
+		PROMISE(ck == SO || effects == (ck == S && !cpast -> 1 : 0), an effect is there if and only if the key has succeeded);
+		printf("client %d: COMMIT, effects: %d\n", me, effects);
 		if
 		:: SETTLED(ME.w1) || ME.w1 == E || ME.late -> ME.tok = 0; ME.rtok = 0
 		:: ME.tok >= 2 && !(SETTLED(ME.w1) || ME.w1 == E || ME.late) -> ME.tok = 1
@@ -375,6 +385,7 @@ inline statement_done()
 /* Writes the row of the key, in the current subtransaction. */
 inline write(kind, token, claimant)
 {
+	printf("client %d: writes %c (level %d)\n", me, LETTER(kind), ME.lvl);
 	if
 	:: ME.lvl == 2 -> ME.w2 = kind; ME.w2tok = token; ME.w2claimant = claimant
 	:: else -> ME.w1 = kind; ME.w1tok = token; ME.w1claimant = claimant
@@ -447,7 +458,8 @@ inline wait_for_writer()
 {
 	ME.waits = ME.busy - 1;
 	forget_seen();
-	assert(c[ME.waits].lvl > 0);
+	PROMISE(c[ME.waits].lvl > 0, nobody waits for a transaction that has ended);
+	printf("client %d: waits for the transaction of client %d\n", me, ME.waits);
 	ME.st = WAITING; ME.op = 0;
 	if
 	:: EMPTY(me) -> ME.lvl = 1
@@ -461,6 +473,7 @@ inline wait_for_writer()
 
 inline claim_for_transaction()
 {
+	printf("client %d: claims for this transaction (level %d)\n", me, ME.lvl);
 	if
 	:: ME.lvl == 2 -> ME.c2 = OPEN
 	:: else -> ME.c1 = OPEN
@@ -471,6 +484,7 @@ inline claim_for_transaction()
 
 inline claim_lease()
 {
+	printf("client %d: claims under a lease (level %d)\n", me, ME.lvl);
 	ME.tok = ME.lvl + 1;		/* an older one is forgotten */
 #if MUTATION == RECLAIM_KEEPS_TOKEN
 	ME.rtok = (RUNNING -> ME.seentok : me + 1);
@@ -484,9 +498,8 @@ inline decide_claim()
 	if
 	:: ME.busy -> wait_for_writer()
 	:: !ME.busy && (SPEAKS || IN_DOUBT || (RUNNING && !CLAIMANT)) ->
-		/* a key that nobody holds, that nothing speaks for, is claimed */
-		assert(SETTLED(ck) || WROTE(me) || ck == U || (ck == P && cpast != OVER) ||
-			   MUTATION == PROBE_BEFORE_LOCK);
+		PROMISE(SETTLED(ck) || WROTE(me) || ck == U || (ck == P && cpast != OVER), what nobody holds can be claimed);
+		printf("client %d: claims: replayed, in progress or unknown\n", me);
 		statement_done()
 	:: !ME.busy && !SPEAKS && !IN_DOUBT && !RUNNING -> claim_for_transaction()
 	:: !ME.busy && !SPEAKS && !IN_DOUBT && (!RUNNING || CLAIMANT) ->
@@ -502,6 +515,7 @@ inline decide_claim()
 /* In a savepoint: the effect may have been written before that, and the error be trapped. */
 inline lease_lost()
 {
+	printf("client %d: ID001 or ID002, and doomed\n", me);
 	ME.doomed = true;
 	if
 	:: ME.lvl == 2 && ME.tok == 1 && !WROTE(me) -> ME.e1 = 1
@@ -608,6 +622,7 @@ inline settle_claim(kind)
 
 inline release_claim()
 {
+	printf("client %d: releases its claim\n", me);
 	if
 	:: ME.c2 == OPEN -> ME.c2 = 0; ME.f2 = 1
 	:: ME.c2 != OPEN && ME.lvl == 1 -> ME.c1 = 0; ME.f1 = 1
@@ -622,6 +637,7 @@ inline release_claim()
 /* What a sweep makes of the committed row; it waits for nothing. */
 inline sweep()
 {
+	printf("client %d: sweeps\n", me);
 	ME.lvl = 1;
 	if
 	:: SETTLED(ck) && cpast -> ME.w1 = DEL
@@ -678,14 +694,15 @@ end:
 		if :: ME.lvl == 2 -> ME.e2 = 1 :: else -> ME.e1 = 1 fi;
 		if
 		:: settle_claim(S)
-		:: skip					/* forgets it */
+		:: true -> printf("client %d: writes its effect and forgets to settle\n", me)
 		fi
 	   }
 	:: atomic { IN_TRANSACTION && HAS_CLAIM(me) && !ME.doomed && !EFFECT(me) -> settle_claim(F) }
 	:: atomic { IN_TRANSACTION && HAS_CLAIM(me) && !ME.doomed && !EFFECT(me) && !WROTE(me) -> release_claim() }
 
 	/* savepoints, and the end */
-	:: atomic { IN_TRANSACTION && ME.lvl == 1 && !ME.doomed && (HAS_CLAIM(me) || ME.f1 || INFLIGHT(ME.w1)) -> ME.lvl = 2 }
+	:: atomic { IN_TRANSACTION && ME.lvl == 1 && !ME.doomed && (HAS_CLAIM(me) || ME.f1 || INFLIGHT(ME.w1)) ->
+		printf("client %d: SAVEPOINT\n", me); ME.lvl = 2 }
 	:: atomic { IN_TRANSACTION && ME.lvl == 2 -> commit_child() }
 	:: atomic { IN_TRANSACTION && ME.lvl == 2 -> rollback_child() }
 	:: atomic { IN_TRANSACTION && ME.lvl == 1 &&
@@ -693,7 +710,7 @@ end:
 	/* ... by ROLLBACK, a timeout, a cancelled statement, a crash, at any point */
 	:: atomic { ME.lvl -> rollback() }
 	/* ... and a client that does not know, or dies, forgets its token */
-	:: atomic { IDLE && ME.tok -> ME.tok = 0; ME.rtok = 0 }
+	:: atomic { IDLE && ME.tok -> printf("client %d: forgets its token\n", me); ME.tok = 0; ME.rtok = 0 }
 
 	/* a sweep */
 #if MUTATION == SWEEP_IGNORES_LOCK
@@ -712,9 +729,10 @@ proctype clock()
 {
 end:
 	do
-	:: atomic { ck == P && !cpast -> if :: cpast = OVER :: cpast = DOUBT fi }
+	:: atomic { ck == P && !cpast ->
+		printf("time: the lease is over\n"); if :: cpast = OVER :: cpast = DOUBT fi }
 	:: atomic { SETTLED(ck) && !cpast && !c[0].late && !c[1].late && !c[N - 1].late ->
-		cpast = OVER; effects = 0 }
+		printf("time: the retention is over\n"); cpast = OVER; effects = 0 }
 	od
 }
 
