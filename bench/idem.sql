@@ -30,7 +30,7 @@ s := idem_complete('bench', k, r);
 b := idem_once('bench', k);
 
 -- @loop call
-a := idem_call('bench', k, '{"account": 1, "amount": 1}', 'bench.pay(jsonb)');
+a := idem_call('bench', k, '{"amount": 1, "account": ' || 1 + i % 10000 || '}', 'bench.pay(jsonb)');
 
 -- @loop lease
 a := idem_claim('leased', k, fingerprint => f);
