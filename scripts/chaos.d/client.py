@@ -342,6 +342,8 @@ class Client:
         except Fenced:
             self.count["fenced"] += 1
             self.roll_back()
+            if self.chance(0.7) and self.shared.broken != "fence":
+                self.defy(work, token)
         except Settled:
             self.count["settled by another"] += 1
             self.roll_back()
@@ -353,6 +355,17 @@ class Client:
         finally:
             self.shared.holding[self.number] = 0
         return None
+
+    def defy(self, work, token):
+        """A zombie that was told, and goes on to settle nevertheless."""
+        try:
+            self.settle_once(work, token)
+        except (Fenced, Settled, Doubt):
+            self.roll_back()
+            return
+        # where a takeover was lost with the old primary, the token is current again
+        if not self.shared.asynchronous:
+            self.violation(f"{work.name}: a fenced holder, token {token}, has settled")
 
     def die(self):
         if self.shared.phase.value == RUN and self.chance(0.04):

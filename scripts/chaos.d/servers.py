@@ -113,10 +113,10 @@ class Cluster:
 
     def start(self):
         self.outside.initdb()
+        shutil.copytree(self.outside.data, self.primary.data)
         self.outside.configure(SETTINGS.format(sockets=self.sockets, port=self.outside.port,
                                                connections=self.connections))
         self.outside.start()
-        self.primary.initdb()
         self.primary.configure(self.settings(self.primary))
         self.primary.start()
         here = os.path.dirname(os.path.abspath(__file__))
