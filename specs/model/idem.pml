@@ -139,7 +139,7 @@ Client c[N];
 /* What is promised; spin's trail shows the text. */
 #define PROMISE(condition, text) \
 	if \
-	:: !(condition) -> printf("broken: text\n"); assert(false) \
+	:: !(condition) -> printf(text); assert(false) \
 	:: else \
 	fi
 
@@ -183,13 +183,13 @@ Client c[N];
 
 inline check_waits()
 {
-	PROMISE(lock == 0 || c[lock - 1].lvl > 0, no lock outlives its transaction);
-	PROMISE(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 0)), nobody waits for ever);
+	PROMISE(lock == 0 || c[lock - 1].lvl > 0, "broken: no lock outlives its transaction\n");
+	PROMISE(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 0)), "broken: nobody waits for ever\n");
 #if N == 3
-	PROMISE(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 0)), nobody waits for ever);
-	PROMISE(!(WAITS_FOR(1, 2) && WAITS_FOR(2, 1)), nobody waits for ever);
-	PROMISE(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 2) && WAITS_FOR(2, 0)), nobody waits for ever);
-	PROMISE(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 1) && WAITS_FOR(1, 0)), nobody waits for ever);
+	PROMISE(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 0)), "broken: nobody waits for ever\n");
+	PROMISE(!(WAITS_FOR(1, 2) && WAITS_FOR(2, 1)), "broken: nobody waits for ever\n");
+	PROMISE(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 2) && WAITS_FOR(2, 0)), "broken: nobody waits for ever\n");
+	PROMISE(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 1) && WAITS_FOR(1, 0)), "broken: nobody waits for ever\n");
 #endif
 }
 
@@ -338,17 +338,17 @@ inline commit()
 	:: ME.c1 == OPEN -> rollback()
 #endif
 	:: else ->
-		PROMISE(!(ME.w1 && SETTLED(ck) && !cpast), a settled answer does not change inside its retention);
-		PROMISE(!(ME.e1 && ME.tok == 1 && ctok != MYTOKEN), a fenced holder does not commit);
+		PROMISE(!(ME.w1 && SETTLED(ck) && !cpast), "broken: a settled answer does not change inside its retention\n");
+		PROMISE(!(ME.e1 && ME.tok == 1 && ctok != MYTOKEN), "broken: a fenced holder does not commit\n");
 		effects = effects + ME.e1;
-		PROMISE(effects <= 1, never two effects);
+		PROMISE(effects <= 1, "broken: never two effects\n");
 		if
 		:: ME.w1 == DEL -> ck = 0; ctok = 0; cclaimant = 0; cpast = 0
 		:: ME.w1 && ME.w1 != DEL -> ck = ME.w1; ctok = ME.w1tok; cclaimant = ME.w1claimant; cpast = 0
 		:: else
 		fi;
 		/* an operator's word may be wrong */
-		PROMISE(ck == SO || effects == (ck == S && !cpast -> 1 : 0), an effect is there if and only if the key has succeeded);
+		PROMISE(ck == SO || effects == (ck == S && !cpast -> 1 : 0), "broken: an effect is there if and only if the key has succeeded\n");
 		printf("client %d: COMMIT, effects: %d\n", me, effects);
 		if
 		:: SETTLED(ME.w1) || ME.w1 == E || ME.late -> ME.tok = 0; ME.rtok = 0
@@ -458,7 +458,7 @@ inline wait_for_writer()
 {
 	ME.waits = ME.busy - 1;
 	forget_seen();
-	PROMISE(c[ME.waits].lvl > 0, nobody waits for a transaction that has ended);
+	PROMISE(c[ME.waits].lvl > 0, "broken: nobody waits for a transaction that has ended\n");
 	printf("client %d: waits for the transaction of client %d\n", me, ME.waits);
 	ME.st = WAITING; ME.op = 0;
 	if
@@ -498,7 +498,7 @@ inline decide_claim()
 	if
 	:: ME.busy -> wait_for_writer()
 	:: !ME.busy && (SPEAKS || IN_DOUBT || (RUNNING && !CLAIMANT)) ->
-		PROMISE(SETTLED(ck) || WROTE(me) || ck == U || (ck == P && cpast != OVER), what nobody holds can be claimed);
+		PROMISE(SETTLED(ck) || WROTE(me) || ck == U || (ck == P && cpast != OVER), "broken: what nobody holds can be claimed\n");
 		printf("client %d: claims: replayed, in progress or unknown\n", me);
 		statement_done()
 	:: !ME.busy && !SPEAKS && !IN_DOUBT && !RUNNING -> claim_for_transaction()
