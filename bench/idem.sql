@@ -2,8 +2,8 @@
 -- the sections are.
 
 -- @tables
-INSERT INTO idem.scope (name) VALUES ('bench');
 INSERT INTO idem.scope (name, lease) VALUES ('leased', '10 minutes');
+INSERT INTO idem.scope (name) VALUES ('bench');		-- last: its new keys are at the end of the index, as the peers' are
 ALTER TABLE idem.result SET (autovacuum_enabled = off);
 ALTER TABLE idem.inflight SET (autovacuum_enabled = off);
 
