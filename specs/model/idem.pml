@@ -156,6 +156,11 @@ Client c[N];
 
 #define ME				c[me]
 #define MYSELF			(1 << me)
+#if MUTATION == EARLY_TAKEOVER
+#define NAMED			false
+#else
+#define NAMED			(me <= 1)		/* claims under the name that clients 0 and 1 have in common */
+#endif
 #define HAS_CLAIM(i)	(c[i].c1 == OPEN || c[i].c2 == OPEN)
 #define KEEPS(i)		(c[i].c1 || c[i].c2 || c[i].f1 || c[i].f2)
 #define WROTE(i)		(c[i].w1 || c[i].w2)
@@ -352,6 +357,8 @@ inline commit()
 	:: else ->
 		PROMISE(!(ME.w1 && SETTLED(ck) && !cpast), "broken: a settled answer does not change inside its retention\n");
 		PROMISE(!(ME.e1 && ME.tok == 1 && !(ctok & MYSELF)), "broken: a fenced holder does not commit\n");
+		/* the same claimant is the same holder; nobody can be robbed of what nobody knows */
+		PROMISE(!(ME.w1 && ck == P && !cpast && (ctok & ~(ME.w1tok | MYSELF)) && !(ctok & MYSELF) && !(NAMED && cclaimant)), "broken: a running lease is its holder's alone\n");
 		effects = effects + ME.e1;
 		PROMISE(effects <= 1, "broken: never two effects\n");
 		if
@@ -445,7 +452,7 @@ inline probe_inflight()
 /* ---- deciding ---- */
 
 #define SPEAKS			(SETTLED(ME.seen))
-#define CLAIMANT		(me <= 1 && cclaimant && !WROTE(me))
+#define CLAIMANT		(NAMED && cclaimant && !WROTE(me))
 #if MUTATION == EARLY_TAKEOVER
 #define RUNNING			false
 #else
@@ -491,7 +498,7 @@ inline claim_lease()
 	:: RUNNING -> ME.seentok = ME.seentok | MYSELF		/* the claimant's own lease keeps its token */
 	:: else -> ME.seentok = MYSELF
 	fi;
-	write(P, ME.seentok, me <= 1);
+	write(P, ME.seentok, NAMED);
 	next = DONE
 }
 
@@ -541,7 +548,7 @@ inline decide_token()
 		:: INFLIGHT(ME.seen) -> write_effect(); write(S, ME.seentok, 0); next = DONE
 		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(F, ME.seentok, 0); next = DONE
 		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(E, 0, 0); next = DONE
-		:: INFLIGHT(ME.seen) && !EFFECT(me) && ME.seen != U -> write(P, ME.seentok, me <= 1); next = DONE
+		:: INFLIGHT(ME.seen) && !EFFECT(me) && ME.seen != U -> write(P, ME.seentok, NAMED); next = DONE
 		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(U, ME.seentok, 0); next = DONE
 		/* settled with this token: the same verdict is no news, the other one dooms (ID002) */
 		:: ME.seen == S || ME.seen == SO -> write_effect(); ME.late = 1; next = DONE
