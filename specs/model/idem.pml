@@ -44,13 +44,12 @@
 #define TRAPPED_COMMITS			6	/* ID001, trapped, does not doom the transaction */
 #define REPEAT_COMMITS			7	/* who settles what was settled with its token may commit work beside it */
 #define UNSETTLED_COMMITS		8	/* no ID003 */
-#define RELEASE_UNLOCKS			9	/* a released claim does not keep its lock */
-#define CLAIM_SURVIVES			10	/* a claim is not forgotten when its subtransaction is rolled back */
-#define EARLY_TAKEOVER			11	/* a running lease is taken over */
-#define RESOLVE_SETTLED			12	/* an operator resolves what is not in doubt */
-#define SWEEP_IGNORES_LOCK		13	/* the sweep changes a row without the key's lock */
-#define COMMITTED_ONLY			14	/* an uncommitted row is not seen: no dirty snapshot */
-#define ABORT_KEEPS_LOCK		15	/* a rollback does not give the lock back */
+#define CLAIM_SURVIVES			9	/* a claim is not forgotten when its subtransaction is rolled back */
+#define EARLY_TAKEOVER			10	/* a running lease is taken over */
+#define RESOLVE_SETTLED			11	/* an operator resolves what is not in doubt */
+#define SWEEP_IGNORES_LOCK		12	/* the sweep changes a row without the key's lock */
+#define COMMITTED_ONLY			13	/* an uncommitted row is not seen: no dirty snapshot */
+#define ABORT_KEEPS_LOCK		14	/* a rollback does not give the lock back */
 
 #ifndef MUTATION
 #define MUTATION NONE
@@ -635,10 +634,7 @@ inline release_claim()
 	:: ME.c2 == OPEN -> ME.c2 = 0; ME.f2 = 1
 	:: ME.c2 != OPEN && ME.lvl == 1 -> ME.c1 = 0; ME.f1 = 1
 	:: ME.c2 != OPEN && ME.lvl == 2 -> ME.c1 = FREED
-	fi;
-#if MUTATION == RELEASE_UNLOCKS
-	lock = 0
-#endif
+	fi
 }
 
 /* What a sweep makes of the committed row. */
