@@ -44,13 +44,12 @@
 #define TRAPPED_COMMITS			6	/* ID001, trapped, does not doom the transaction */
 #define REPEAT_COMMITS			7	/* who settles what was settled with its token may commit work beside it */
 #define UNSETTLED_COMMITS		8	/* no ID003 */
-#define RELEASE_UNLOCKS			9	/* a released claim does not keep its lock */
-#define CLAIM_SURVIVES			10	/* a claim is not forgotten when its subtransaction is rolled back */
-#define EARLY_TAKEOVER			11	/* a running lease is taken over */
-#define RESOLVE_SETTLED			12	/* an operator resolves what is not in doubt */
-#define SWEEP_IGNORES_LOCK		13	/* the sweep changes a row without the key's lock */
-#define COMMITTED_ONLY			14	/* an uncommitted row is not seen: no dirty snapshot */
-#define ABORT_KEEPS_LOCK		15	/* a rollback does not give the lock back */
+#define CLAIM_SURVIVES			9	/* a claim is not forgotten when its subtransaction is rolled back */
+#define EARLY_TAKEOVER			10	/* a running lease is taken over */
+#define RESOLVE_SETTLED			11	/* an operator resolves what is not in doubt */
+#define SWEEP_IGNORES_LOCK		12	/* the sweep changes a row without the key's lock */
+#define COMMITTED_ONLY			13	/* an uncommitted row is not seen: no dirty snapshot */
+#define ABORT_KEEPS_LOCK		14	/* a rollback does not give the lock back */
 
 #ifndef MUTATION
 #define MUTATION NONE
@@ -156,6 +155,11 @@ Client c[N];
 
 #define ME				c[me]
 #define MYSELF			(1 << me)
+#if MUTATION == EARLY_TAKEOVER
+#define NAMED			false
+#else
+#define NAMED			(me <= 1)		/* claims under the name that clients 0 and 1 have in common */
+#endif
 #define HAS_CLAIM(i)	(c[i].c1 == OPEN || c[i].c2 == OPEN)
 #define KEEPS(i)		(c[i].c1 || c[i].c2 || c[i].f1 || c[i].f2)
 #define WROTE(i)		(c[i].w1 || c[i].w2)
@@ -352,6 +356,8 @@ inline commit()
 	:: else ->
 		PROMISE(!(ME.w1 && SETTLED(ck) && !cpast), "broken: a settled answer does not change inside its retention\n");
 		PROMISE(!(ME.e1 && ME.tok == 1 && !(ctok & MYSELF)), "broken: a fenced holder does not commit\n");
+		/* the same claimant is the same holder; nobody can be robbed of what nobody knows */
+		PROMISE(!(ME.w1 && ck == P && !cpast && (ctok & ~(ME.w1tok | MYSELF)) && !(ctok & MYSELF) && !(NAMED && cclaimant)), "broken: a running lease is its holder's alone\n");
 		effects = effects + ME.e1;
 		PROMISE(effects <= 1, "broken: never two effects\n");
 		if
@@ -445,7 +451,7 @@ inline probe_inflight()
 /* ---- deciding ---- */
 
 #define SPEAKS			(SETTLED(ME.seen))
-#define CLAIMANT		(me <= 1 && cclaimant && !WROTE(me))
+#define CLAIMANT		(NAMED && cclaimant && !WROTE(me))
 #if MUTATION == EARLY_TAKEOVER
 #define RUNNING			false
 #else
@@ -491,7 +497,7 @@ inline claim_lease()
 	:: RUNNING -> ME.seentok = ME.seentok | MYSELF		/* the claimant's own lease keeps its token */
 	:: else -> ME.seentok = MYSELF
 	fi;
-	write(P, ME.seentok, me <= 1);
+	write(P, ME.seentok, NAMED);
 	next = DONE
 }
 
@@ -541,7 +547,7 @@ inline decide_token()
 		:: INFLIGHT(ME.seen) -> write_effect(); write(S, ME.seentok, 0); next = DONE
 		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(F, ME.seentok, 0); next = DONE
 		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(E, 0, 0); next = DONE
-		:: INFLIGHT(ME.seen) && !EFFECT(me) && ME.seen != U -> write(P, ME.seentok, me <= 1); next = DONE
+		:: INFLIGHT(ME.seen) && !EFFECT(me) && ME.seen != U -> write(P, ME.seentok, NAMED); next = DONE
 		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(U, ME.seentok, 0); next = DONE
 		/* settled with this token: the same verdict is no news, the other one dooms (ID002) */
 		:: ME.seen == S || ME.seen == SO -> write_effect(); ME.late = 1; next = DONE
@@ -628,10 +634,7 @@ inline release_claim()
 	:: ME.c2 == OPEN -> ME.c2 = 0; ME.f2 = 1
 	:: ME.c2 != OPEN && ME.lvl == 1 -> ME.c1 = 0; ME.f1 = 1
 	:: ME.c2 != OPEN && ME.lvl == 2 -> ME.c1 = FREED
-	fi;
-#if MUTATION == RELEASE_UNLOCKS
-	lock = 0
-#endif
+	fi
 }
 
 /* What a sweep makes of the committed row. */
