@@ -375,9 +375,9 @@ class Client:
 
     def dawdle(self):
         """What is done outside takes its time, at times longer than the lease."""
-        if self.chance(0.03):
+        if self.chance(0.04):
             self.count["fault: holder slower than its lease"] += 1
-            time.sleep(self.random.uniform(1.4, 2.5))
+            time.sleep(self.random.uniform(1.4, 3))
         else:
             time.sleep(self.random.random() * 0.03)
 
@@ -658,7 +658,8 @@ class Recovery(Client):
 
     def step(self):
         try:
-            self.recover(self.random.choice(("lease", "hold")))
+            for scope in ("lease", "hold"):
+                self.recover(scope)
             self.resolve()
             if self.chance(0.5):
                 self.run("SELECT idem_sweep(%s)", self.random.choice((10, 1000)))
@@ -667,8 +668,11 @@ class Recovery(Client):
             self.disconnect()
         except (Again, Fenced, Settled):
             self.roll_back()
-        time.sleep(self.random.random() * 0.3)
+        time.sleep(self.random.random() * 0.2)
         return self.shared.phase.value != STOP
+
+    def dawdle(self):
+        pass
 
     def recover(self, scope):
         self.begin()

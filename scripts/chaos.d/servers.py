@@ -140,7 +140,10 @@ class Cluster:
         standby.start()
 
     def wait_for_standby(self):
+        end = time.monotonic() + 120
         while self.primary.query("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'")[0][0] == 0:
+            if time.monotonic() > end:
+                raise RuntimeError("the standby does not come back")
             time.sleep(0.05)
 
     def restart(self):
