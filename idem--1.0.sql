@@ -474,7 +474,8 @@ GRANT SELECT ON idem.stat TO pg_monitor;
 CREATE VIEW idem.health AS
 	SELECT w.last_started AS last_sweep, w.last_duration AS last_sweep_duration, w.more AS last_sweep_incomplete,
 		   coalesce(pg_catalog.clock_timestamp() < w.last_started, false) AS clock_went_back,
-		   EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE backend_type = 'idem launcher') AS worker_runs,
+		   EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE backend_type = 'idem launcher')
+		   AND coalesce(pg_catalog.current_setting('idem.worker', true)::boolean, false) AS worker_runs,
 		   i.processing, i.oldest_processing, i.lease_over, i.oldest_lease_over,
 		   i.free, i.oldest_free, i.in_doubt, i.oldest_in_doubt,
 		   h.holders, h.oldest_holder,
@@ -512,7 +513,7 @@ COMMENT ON COLUMN idem.health.last_sweep IS 'when the last sweep began; NULL: th
 COMMENT ON COLUMN idem.health.last_sweep_duration IS 'how long it took';
 COMMENT ON COLUMN idem.health.last_sweep_incomplete IS 'it stopped with work left';
 COMMENT ON COLUMN idem.health.clock_went_back IS 'the clock is behind the last sweep: nothing is swept until it has caught up';
-COMMENT ON COLUMN idem.health.worker_runs IS 'the launcher is there';
+COMMENT ON COLUMN idem.health.worker_runs IS 'the launcher is there, and idem.worker is on';
 COMMENT ON COLUMN idem.health.processing IS 'keys under a running lease';
 COMMENT ON COLUMN idem.health.oldest_processing IS 'first claim of the oldest of them';
 COMMENT ON COLUMN idem.health.lease_over IS 'keys whose lease is over, not swept or taken over yet';

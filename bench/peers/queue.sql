@@ -17,6 +17,15 @@ CREATE TABLE bench.queue (
 ) WITH (autovacuum_enabled = off);
 CREATE INDEX ON bench.queue (id) WHERE state = 'ready';
 
+-- @loop lease
+INSERT INTO bench.queue (key, fingerprint) VALUES (k, h) ON CONFLICT DO NOTHING;
+COMMIT;
+UPDATE bench.queue SET state = 'running', attempts = attempts + 1, lease_until = clock_timestamp() + interval '10 minutes'
+	WHERE id = (SELECT id FROM bench.queue WHERE state = 'ready' ORDER BY id FOR UPDATE SKIP LOCKED LIMIT 1)
+	RETURNING id, attempts INTO row;
+COMMIT;
+UPDATE bench.queue SET state = 'done', completed_at = now(), response = r WHERE id = row.id AND attempts = row.attempts;
+
 -- Another worker may have taken the job just put: then there is none to do.
 -- @client lease
 \set id 0

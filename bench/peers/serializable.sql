@@ -32,6 +32,16 @@ IF NOT FOUND THEN
 	UPDATE bench.serializable SET recovery_point = 'finished', locked_at = NULL, response_code = 201, response_body = rb WHERE id = t;
 END IF;
 
+-- @loop lease
+SELECT id, request_params, recovery_point, locked_at, response_code, response_body INTO row
+	FROM bench.serializable WHERE user_id = 1 AND idempotency_key = k;
+IF NOT FOUND THEN
+	INSERT INTO bench.serializable (idempotency_key, request_params, recovery_point, user_id)
+		VALUES (k, q, 'started', 1) RETURNING id INTO t;
+	COMMIT;
+	UPDATE bench.serializable SET recovery_point = 'finished', locked_at = NULL, response_code = 201, response_body = rb WHERE id = t;
+END IF;
+
 -- @loop replay
 SELECT id, request_params, recovery_point, locked_at, response_code, response_body INTO row
 	FROM bench.serializable WHERE user_id = 1 AND idempotency_key = old;

@@ -208,15 +208,16 @@ class Client:
 
     def certain(self, answer):
         """Ends a transaction that was told something; what it was told is durable then."""
-        self.run("SET LOCAL synchronous_commit = on")
-        self.run("SELECT pg_logical_emit_message(true, 'chaos', '')")
+        if self.shared.broken != "hasty":
+            self.run("SET LOCAL synchronous_commit = on")
+            self.run("SELECT pg_logical_emit_message(true, 'chaos', '')")
         self.commit()
         return answer
 
     def committed(self, answer):
         """Commits what was done; None if that does not make it definite."""
         self.commit()
-        return None if self.lazy else answer
+        return None if self.lazy and self.shared.broken != "hasty" else answer
 
     # ---- claims ----
 
@@ -341,6 +342,8 @@ class Client:
         except Fenced:
             self.count["fenced"] += 1
             self.roll_back()
+            if self.chance(0.7) and self.shared.broken != "fence":
+                self.defy(work, token)
         except Settled:
             self.count["settled by another"] += 1
             self.roll_back()
@@ -353,11 +356,30 @@ class Client:
             self.shared.holding[self.number] = 0
         return None
 
+    def defy(self, work, token):
+        """A zombie that was told, and goes on to settle nevertheless."""
+        try:
+            self.settle_once(work, token)
+        except (Fenced, Settled, Doubt):
+            self.roll_back()
+            return
+        # where a takeover was lost with the old primary, the token is current again
+        if not self.shared.asynchronous:
+            self.violation(f"{work.name}: a fenced holder, token {token}, has settled")
+
     def die(self):
         if self.shared.phase.value == RUN and self.chance(0.04):
             if self.chance(0.3):
                 self.disconnect()
             raise Died()
+
+    def dawdle(self):
+        """What is done outside takes its time, at times longer than the lease."""
+        if self.chance(0.03):
+            self.count["fault: holder slower than its lease"] += 1
+            time.sleep(self.random.uniform(1.4, 2.5))
+        else:
+            time.sleep(self.random.random() * 0.03)
 
     def hold_lease(self, work, token, recovery_point):
         self.die()
@@ -366,7 +388,9 @@ class Client:
                 self.run("SELECT idem_release(%s, %s, %s)", work.scope, work.key, token)
                 self.count["released"] += 1
                 return None
+            self.dawdle()
             self.charge(work, token)
+            self.dawdle()
             self.die()
             if self.chance(0.02):
                 self.run("SELECT idem_unknown(%s, %s, %s, '{}')", work.scope, work.key, token)
@@ -374,8 +398,7 @@ class Client:
                 return None
             if self.chance(0.2):
                 self.run("SELECT idem_extend(%s, %s, %s)", work.scope, work.key, token)
-            time.sleep(self.random.random() * 0.05)
-            if self.chance(0.7):
+            if self.chance(0.6):
                 self.begin()
                 self.run("SELECT idem_checkpoint(%s, %s, %s, 'charged', '{}')", work.scope, work.key, token)
                 self.commit()
@@ -383,6 +406,8 @@ class Client:
         return self.settle_lease(work, token)
 
     def settle_lease(self, work, token):
+        if self.chance(0.7):
+            self.shared.holding[self.number] = 0    # mostly it is stopped before it settles
         try:
             return self.settle_once(work, token)
         except Lost:

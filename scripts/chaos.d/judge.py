@@ -66,7 +66,7 @@ class Judge:
         self.effects()
         self.balances()
         self.fenced_holders()
-        if self.shared.broken != "plain":
+        if self.shared.broken not in ("plain", "lost"):
             self.keys()
             self.outside()
             self.tokens()

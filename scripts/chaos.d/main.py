@@ -48,8 +48,9 @@ def arguments():
     parser.add_argument("--seed", type=int, help="of all that is random (chosen and printed)")
     parser.add_argument("--async", dest="asynchronous", action="store_true",
                         help="an asynchronous standby, and failovers that lose commits")
-    # without idem, without its fence, or a client that takes a lost answer for a no: the judge must say "no"
-    parser.add_argument("--break", dest="broken", choices=("plain", "fence", "lost"), help=argparse.SUPPRESS)
+    # Without idem, without its fence, clients that take a lost answer for a no, or that believe what is not
+    # durable yet: shows that the judge can say "no".
+    parser.add_argument("--break", dest="broken", choices=("plain", "fence", "lost", "hasty"), help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--bin", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -57,7 +58,7 @@ def arguments():
         parser.error("at least 2 clients and 1 second")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1, 1000000000)
-    options.kinds = {"plain": ("transfer", "inbox"), "fence": ("lease",)}.get(
+    options.kinds = {"plain": ("transfer", "inbox"), "fence": ("lease",), "lost": ("transfer", "call")}.get(
         options.broken, ("transfer", "transfer", "call", "lease", "lease", "hold", "inbox"))
     options.bin = options.bin or os.path.dirname(shutil.which("pg_ctl") or "")
     return options
@@ -113,7 +114,6 @@ def report(enemy, judge, cluster, seconds):
 
 def main():
     options = arguments()
-    # many clients, several files each
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     multiprocessing.set_start_method("fork")

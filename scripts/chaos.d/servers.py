@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 
 import psycopg2
@@ -94,8 +95,11 @@ class Cluster:
 
     def __init__(self, work, binaries, asynchronous, clients):
         self.work, self.bin, self.asynchronous = work, binaries, asynchronous
+        os.makedirs(work, 0o700, exist_ok=True)
         self.sockets = f"{work}/s"
-        os.makedirs(self.sockets, 0o700)
+        if len(self.sockets) > 80:      # a socket's path has a limit
+            self.sockets = tempfile.mkdtemp(prefix="idem.")
+        os.makedirs(self.sockets, 0o700, exist_ok=True)
         self.connections = clients + 20
         self.primary, self.standby = Server(self, "a", 5432), Server(self, "b", 5433)
         self.outside = Server(self, "outside", 5434)
@@ -109,10 +113,10 @@ class Cluster:
 
     def start(self):
         self.outside.initdb()
+        shutil.copytree(self.outside.data, self.primary.data)
         self.outside.configure(SETTINGS.format(sockets=self.sockets, port=self.outside.port,
                                                connections=self.connections))
         self.outside.start()
-        self.primary.initdb()
         self.primary.configure(self.settings(self.primary))
         self.primary.start()
         here = os.path.dirname(os.path.abspath(__file__))
@@ -148,6 +152,7 @@ class Cluster:
         self.failovers += 1
         self.primary.stop()
         self.primary, self.standby = self.standby, self.primary
+        go_on(self.primary)     # its WAL receiver may have been stopped; what it has not received is gone
         # nobody's transactions may write until the operator has done what comes first
         if before_clients:
             self.primary.configure(self.settings(self.primary, "default_transaction_read_only = on\n"))
@@ -164,6 +169,8 @@ class Cluster:
             if os.path.exists(f"{server.data}/postmaster.pid"):
                 subprocess.run([f"{self.bin}/pg_ctl", "-D", server.data, "-m", "immediate", "stop"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if not self.sockets.startswith(self.work):
+            shutil.rmtree(self.sockets, ignore_errors=True)
 
 
 def children_of_postmaster(server):

@@ -15,9 +15,8 @@
  * - The model has no unique index. The protocol must not lean on one: two rows
  *   of a key would be an error where an answer is promised.
  * - Time is a process that ends a lease or a retention whenever it likes.
- * - A token is the number of the client that it was given to. That is enough:
- *   tokens are only compared, a client remembers one, and a new one replaces
- *   the last one in the row as well. 0: a token that nobody remembers.
+ * - A token is the set of the clients that know it: tokens are only compared,
+ *   and a client remembers one.
  * - A claim waits as long as it takes; a shorter wait is a rollback.
  *
  * What a client is trusted with
@@ -25,7 +24,7 @@
  *   where it fails or releases.
  * - It treats a COMMIT without an answer as unknown: it forgets its token and
  *   claims again. (Clients 0 and 1 are one claimant, so the session that got
- *   no answer may be running still.)
+ *   no answer may be running still, with the same token.)
  * - It may trap any error, forget to settle, hold a lost lease and never
  *   know, and end anywhere.
  */
@@ -43,7 +42,7 @@
 #define LOCK_NOT_KEPT			4	/* settled in a child: the lock is not kept for the parent's claim */
 #define WAIT_WITH_LOCK			5	/* the lock is held while a transaction is waited for */
 #define TRAPPED_COMMITS			6	/* ID001, trapped, does not doom the transaction */
-#define RECLAIM_KEEPS_TOKEN		7	/* a claimant that asks again shares its last session's token */
+#define REPEAT_COMMITS			7	/* who settles what was settled with its token may commit work beside it */
 #define UNSETTLED_COMMITS		8	/* no ID003 */
 #define RELEASE_UNLOCKS			9	/* a released claim does not keep its lock */
 #define CLAIM_SURVIVES			10	/* a claim is not forgotten when its subtransaction is rolled back */
@@ -62,12 +61,13 @@
 #define P	1	/* processing, under a lease */
 #define E	2	/* free again */
 #define U	3	/* in doubt */
-#define S	4	/* succeeded, and by whom: its holder */
+#define S	4	/* succeeded, and by whose word: its holder's */
 #define F	5	/* failed */
 #define SO	6	/* succeeded, says an operator */
 #define FO	7
 #define DEL	8	/* what is written is: no row */
 
+#define LETTER(k)		((k) == P -> 'P' : ((k) == E -> 'E' : ((k) == U -> 'U' : ((k) == S || (k) == SO -> 'S' : 'F'))))
 #define SETTLED(k)		((k) >= S && (k) <= FO)
 #define INFLIGHT(k)		((k) >= P && (k) <= U)
 
@@ -101,8 +101,20 @@ byte lock;
 
 /* a transaction-scoped claim of the transaction, or of its savepoint */
 #define OPEN	1
-#define DONE	2	/* settled in a savepoint that is open still */
+#define INSIDE	2	/* settled in a savepoint that is open still */
 #define FREED	3	/* released there */
+
+/* What comes of a step of a client, as part of it. */
+#define DECIDE		1
+#define WAIT		2
+#define LOST		3
+#define ERROR		4
+#define DONE		5
+#define COMMIT		6
+#define KEEP		7
+#define UNDO		8
+#define ROLLBACK	9
+#define COMMITTED	10
 
 typedef Client
 {
@@ -111,13 +123,12 @@ typedef Client
 	unsigned waits : 2;		/* WAITING: for whom */
 	unsigned lvl : 2;		/* 0 no transaction, 1 in one, 2 in a savepoint of it */
 	unsigned w1 : 4;		/* written by the transaction */
-	unsigned w1tok : 2;
+	unsigned w1tok : 3;
 	unsigned w2 : 4;		/* written by the savepoint */
-	unsigned w2tok : 2;
+	unsigned w2tok : 3;
 	unsigned c1 : 2;		/* claims */
 	unsigned c2 : 2;
-	unsigned tok : 2;		/* 0 none, 1 has a token, 2 of this transaction, 3 of this savepoint */
-	unsigned rtok : 2;		/* RECLAIM_KEEPS_TOKEN: which token that is */
+	unsigned tok : 2;		/* 0 none, 1 has a token, 2 got it in this transaction, 3 in this savepoint */
 	bool w1claimant;
 	bool w2claimant;
 	bool f1;				/* a released claim keeps the lock */
@@ -125,17 +136,26 @@ typedef Client
 	bool e1;				/* the effect was written */
 	bool e2;
 	bool doomed;
-	bool late;				/* completed again what was settled with this token before */
+	bool late;				/* settled again what was settled with this token before */
 	/* PROBE_BEFORE_LOCK, UNLOCK_BEFORE_ROW: what was seen */
 	unsigned seen : 4;
 	unsigned seenpast : 2;
-	unsigned seentok : 2;
+	unsigned seentok : 3;
 	unsigned busy : 2;		/* whose the row is, 0: nobody's, else client + 1 */
 }
 
 Client c[N];
 
+/* What is promised; spin's trail shows the text. */
+#define PROMISE(condition, text) \
+	if \
+	:: !(condition) -> printf(text); assert(false) \
+	:: else \
+	fi
+
+
 #define ME				c[me]
+#define MYSELF			(1 << me)
 #define HAS_CLAIM(i)	(c[i].c1 == OPEN || c[i].c2 == OPEN)
 #define KEEPS(i)		(c[i].c1 || c[i].c2 || c[i].f1 || c[i].f2)
 #define WROTE(i)		(c[i].w1 || c[i].w2)
@@ -174,13 +194,13 @@ Client c[N];
 
 inline check_waits()
 {
-	assert(lock == 0 || c[lock - 1].lvl > 0);
-	assert(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 0)));
+	PROMISE(lock == 0 || c[lock - 1].lvl > 0, "broken: no lock outlives its transaction\n");
+	PROMISE(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 0)), "broken: nobody waits for ever\n");
 #if N == 3
-	assert(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 0)));
-	assert(!(WAITS_FOR(1, 2) && WAITS_FOR(2, 1)));
-	assert(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 2) && WAITS_FOR(2, 0)));
-	assert(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 1) && WAITS_FOR(1, 0)));
+	PROMISE(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 0)), "broken: nobody waits for ever\n");
+	PROMISE(!(WAITS_FOR(1, 2) && WAITS_FOR(2, 1)), "broken: nobody waits for ever\n");
+	PROMISE(!(WAITS_FOR(0, 1) && WAITS_FOR(1, 2) && WAITS_FOR(2, 0)), "broken: nobody waits for ever\n");
+	PROMISE(!(WAITS_FOR(0, 2) && WAITS_FOR(2, 1) && WAITS_FOR(1, 0)), "broken: nobody waits for ever\n");
 #endif
 }
 
@@ -208,6 +228,15 @@ inline wake()
 	fi
 }
 
+inline forget_token()
+{
+	ME.tok = 0;
+	ctok = ctok & ~MYSELF;
+	c[0].w1tok = c[0].w1tok & ~MYSELF; c[0].w2tok = c[0].w2tok & ~MYSELF;
+	c[1].w1tok = c[1].w1tok & ~MYSELF; c[1].w2tok = c[1].w2tok & ~MYSELF;
+	c[N - 1].w1tok = c[N - 1].w1tok & ~MYSELF; c[N - 1].w2tok = c[N - 1].w2tok & ~MYSELF
+}
+
 inline forget_seen()
 {
 	ME.seen = 0; ME.seenpast = 0; ME.seentok = 0; ME.busy = 0
@@ -224,7 +253,7 @@ inline end_transaction()
 	forget_seen();
 #if MUTATION == ABORT_KEEPS_LOCK
 	if
-	:: lock == me + 1 && committed -> lock = 0
+	:: lock == me + 1 && next == COMMITTED -> lock = 0
 	:: else
 	fi;
 #else
@@ -233,23 +262,22 @@ inline end_transaction()
 	:: else
 	fi;
 #endif
-	committed = false;
-	wake();
-	check_waits()
+	wake()
 }
 
 inline rollback()
 {
+	printf("client %d: ROLLBACK\n", me);
 	if
-	:: ME.tok >= 2 -> ME.tok = 0; ME.rtok = 0
+	:: ME.tok >= 2 -> forget_token()
 	:: else
-	fi;
-	end_transaction()
+	fi
 }
 
 /* ROLLBACK TO SAVEPOINT, or an error in it that is trapped. */
 inline rollback_child()
 {
+	printf("client %d: ROLLBACK TO SAVEPOINT\n", me);
 	ME.st = FREE; ME.op = 0; ME.waits = 0; ME.lvl = 1;
 	forget_seen();
 	ME.w2 = 0; ME.w2tok = 0; ME.w2claimant = 0; ME.e2 = 0; ME.f2 = 0;
@@ -266,19 +294,19 @@ inline rollback_child()
 	:: else
 	fi;
 	if
-	:: ME.tok == 3 -> ME.tok = 0; ME.rtok = 0
+	:: ME.tok == 3 -> forget_token()
 	:: else
 	fi;
 	unlock();
-	wake();
-	check_waits()
+	wake()
 }
 
 /* RELEASE SAVEPOINT: locks, rows, effects and claims are the parent's now. */
 inline commit_child()
 {
+	printf("client %d: RELEASE SAVEPOINT\n", me);
 	if
-	:: ME.c1 == DONE -> ME.c1 = 0
+	:: ME.c1 == INSIDE -> ME.c1 = 0
 	:: ME.c1 == FREED -> ME.c1 = 0; ME.f1 = 1
 	:: else
 	fi;
@@ -305,57 +333,40 @@ inline commit_child()
 	:: else
 	fi;
 	ME.lvl = 1;
-	unlock();
-	check_waits()
+	unlock()
 }
-
-#if MUTATION == RECLAIM_KEEPS_TOKEN
-#define MYTOKEN			ME.rtok
-#else
-#define MYTOKEN			(me + 1)
-#endif
 
 /* COMMIT: what is promised is checked here. */
 inline commit()
 {
 	if
 #if MUTATION != TRAPPED_COMMITS
-	:: ME.doomed -> rollback()
+	:: ME.doomed -> next = ROLLBACK
+#endif
+#if MUTATION != REPEAT_COMMITS
+	:: ME.late && ME.e1 -> next = ROLLBACK			/* ID002: its work would be a repetition */
 #endif
 #if MUTATION != UNSETTLED_COMMITS
-	:: ME.c1 == OPEN -> rollback()
+	:: ME.c1 == OPEN -> next = ROLLBACK
 #endif
 	:: else ->
-		/* a settled answer never changes inside its retention */
-		assert(!(ME.w1 && SETTLED(ck) && !cpast));
-		/* a fenced holder never commits: its token is the row's to the end */
-		assert(!(ME.e1 && ME.tok && ME.w1 != P && ctok != MYTOKEN && ME.tok == 1));
+		PROMISE(!(ME.w1 && SETTLED(ck) && !cpast), "broken: a settled answer does not change inside its retention\n");
+		PROMISE(!(ME.e1 && ME.tok == 1 && !(ctok & MYSELF)), "broken: a fenced holder does not commit\n");
 		effects = effects + ME.e1;
-		/* never two effects */
-		assert(effects <= 1);
+		PROMISE(effects <= 1, "broken: never two effects\n");
 		if
 		:: ME.w1 == DEL -> ck = 0; ctok = 0; cclaimant = 0; cpast = 0
 		:: ME.w1 && ME.w1 != DEL -> ck = ME.w1; ctok = ME.w1tok; cclaimant = ME.w1claimant; cpast = 0
 		:: else
 		fi;
-		/* succeeded: exactly one; all else: none. An operator's word may be wrong. */
-		assert(ck == SO || effects == (ck == S && !cpast -> 1 : 0));
+		PROMISE(effects == (ck == S && !cpast -> 1 : 0), "broken: an effect is there if and only if the key has succeeded\n");
+		printf("client %d: COMMIT, effects: %d\n", me, effects);
 		if
-		:: SETTLED(ME.w1) || ME.w1 == E || ME.late -> ME.tok = 0; ME.rtok = 0
+		:: SETTLED(ME.w1) || ME.w1 == E || ME.late -> forget_token()
 		:: ME.tok >= 2 && !(SETTLED(ME.w1) || ME.w1 == E || ME.late) -> ME.tok = 1
 		:: else
 		fi;
-		committed = true;
-		end_transaction()
-	fi
-}
-
-/* An error: the savepoint is rolled back, or the transaction if there is none. */
-inline fail_statement()
-{
-	if
-	:: ME.lvl == 2 -> rollback_child()
-	:: else -> rollback()
+		next = COMMITTED
 	fi
 }
 
@@ -365,19 +376,19 @@ inline statement_done()
 	ME.st = FREE; ME.op = 0;
 	forget_seen();
 	unlock();
-	check_waits();
 	if
-	:: EMPTY(me) -> rollback()
+	:: EMPTY(me) -> next = ROLLBACK
 	:: else
 	fi
 }
 
 /* Writes the row of the key, in the current subtransaction. */
-inline write(kind, token, claimant)
+inline write(kind, whose, name)
 {
+	printf("client %d: writes %c (level %d)\n", me, LETTER(kind), ME.lvl);
 	if
-	:: ME.lvl == 2 -> ME.w2 = kind; ME.w2tok = token; ME.w2claimant = claimant
-	:: else -> ME.w1 = kind; ME.w1tok = token; ME.w1claimant = claimant
+	:: ME.lvl == 2 -> ME.w2 = kind; ME.w2tok = whose; ME.w2claimant = name
+	:: else -> ME.w1 = kind; ME.w1tok = whose; ME.w1claimant = name
 	fi
 }
 
@@ -411,7 +422,7 @@ inline probe_result()
 	:: else ->
 		see_own_or_committed();
 		if
-		:: SETTLED(ME.seen) && !ME.seenpast
+		:: SETTLED(ME.seen) && (ME.op == TOKEN || !ME.seenpast)
 		:: else -> forget_seen()
 		fi
 	fi
@@ -447,47 +458,51 @@ inline wait_for_writer()
 {
 	ME.waits = ME.busy - 1;
 	forget_seen();
-	assert(c[ME.waits].lvl > 0);
+	PROMISE(c[ME.waits].lvl > 0, "broken: nobody waits for a transaction that has ended\n");
+	printf("client %d: waits for the transaction of client %d\n", me, ME.waits);
 	ME.st = WAITING; ME.op = 0;
 	if
 	:: EMPTY(me) -> ME.lvl = 1
 	:: else
 	fi;
 #if MUTATION != WAIT_WITH_LOCK
-	unlock();
+	unlock()
 #endif
-	check_waits()
 }
 
 inline claim_for_transaction()
 {
+	printf("client %d: claims for this transaction (level %d)\n", me, ME.lvl);
 	if
 	:: ME.lvl == 2 -> ME.c2 = OPEN
 	:: else -> ME.c1 = OPEN
 	fi;
-	ME.st = FREE; ME.op = 0; ME.tok = 0; ME.rtok = 0;
+	ME.st = FREE; ME.op = 0;
+	forget_token();
 	forget_seen()
 }
 
 inline claim_lease()
 {
-	ME.tok = ME.lvl + 1;		/* an older one is forgotten */
-#if MUTATION == RECLAIM_KEEPS_TOKEN
-	ME.rtok = (RUNNING -> ME.seentok : me + 1);
-#endif
-	write(P, MYTOKEN, me <= 1);
-	statement_done()
+	printf("client %d: claims under a lease (level %d)\n", me, ME.lvl);
+	forget_token();
+	ME.tok = ME.lvl + 1;
+	if
+	:: RUNNING -> ME.seentok = ME.seentok | MYSELF		/* the claimant's own lease keeps its token */
+	:: else -> ME.seentok = MYSELF
+	fi;
+	write(P, ME.seentok, me <= 1);
+	next = DONE
 }
 
 inline decide_claim()
 {
 	if
-	:: ME.busy -> wait_for_writer()
+	:: ME.busy -> next = WAIT
 	:: !ME.busy && (SPEAKS || IN_DOUBT || (RUNNING && !CLAIMANT)) ->
-		/* a key that nobody holds, that nothing speaks for, is claimed */
-		assert(SETTLED(ck) || WROTE(me) || ck == U || (ck == P && cpast != OVER) ||
-			   MUTATION == PROBE_BEFORE_LOCK);
-		statement_done()
+		PROMISE(SETTLED(ck) || WROTE(me) || ck == U || (ck == P && cpast != OVER), "broken: what nobody holds can be claimed\n");
+		printf("client %d: claims: replayed, in progress or unknown\n", me);
+		next = DONE
 	:: !ME.busy && !SPEAKS && !IN_DOUBT && !RUNNING -> claim_for_transaction()
 	:: !ME.busy && !SPEAKS && !IN_DOUBT && (!RUNNING || CLAIMANT) ->
 #if MUTATION == UNLOCK_BEFORE_ROW
@@ -502,36 +517,37 @@ inline decide_claim()
 /* In a savepoint: the effect may have been written before that, and the error be trapped. */
 inline lease_lost()
 {
+	printf("client %d: ID001 or ID002, and doomed\n", me);
 	ME.doomed = true;
 	if
 	:: ME.lvl == 2 && ME.tok == 1 && !WROTE(me) -> ME.e1 = 1
 	:: true
 	fi;
-	fail_statement()
+	next = ERROR
 }
 
 /* complete (with the effect), fail, release, extend, unknown */
 inline decide_token()
 {
 	if
-	:: ME.busy -> wait_for_writer()
+	:: ME.busy -> next = WAIT
 #if MUTATION == OLD_TOKEN
-	:: !ME.busy && !ME.seen -> lease_lost()
+	:: !ME.busy && !ME.seen -> next = LOST
 #else
-	:: !ME.busy && (!ME.seen || ME.seentok != MYTOKEN) -> lease_lost()
+	:: !ME.busy && (!ME.seen || !(ME.seentok & MYSELF)) -> next = LOST
 #endif
-	:: !ME.busy && ME.seen && (ME.seentok == MYTOKEN || MUTATION == OLD_TOKEN) ->
+	:: !ME.busy && ME.seen && (ME.seentok & MYSELF || MUTATION == OLD_TOKEN) ->
 		if
-		:: INFLIGHT(ME.seen) -> write_effect(); write(S, MYTOKEN, 0); statement_done()
-		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(F, MYTOKEN, 0); statement_done()
-		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(E, 0, 0); statement_done()
-		:: INFLIGHT(ME.seen) && !EFFECT(me) && ME.seen != U -> write(P, MYTOKEN, me <= 1); statement_done()
-		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(U, MYTOKEN, 0); statement_done()
+		:: INFLIGHT(ME.seen) -> write_effect(); write(S, ME.seentok, 0); next = DONE
+		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(F, ME.seentok, 0); next = DONE
+		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(E, 0, 0); next = DONE
+		:: INFLIGHT(ME.seen) && !EFFECT(me) && ME.seen != U -> write(P, ME.seentok, me <= 1); next = DONE
+		:: INFLIGHT(ME.seen) && !EFFECT(me) -> write(U, ME.seentok, 0); next = DONE
 		/* settled with this token: the same verdict is no news, the other one dooms (ID002) */
-		:: ME.seen == S || ME.seen == SO -> write_effect(); ME.late = 1; statement_done()
-		:: ME.seen == F || ME.seen == FO -> statement_done()
-		:: SETTLED(ME.seen) -> lease_lost()
-		:: SETTLED(ME.seen) -> fail_statement()
+		:: ME.seen == S || ME.seen == SO -> write_effect(); ME.late = 1; next = DONE
+		:: ME.seen == F || ME.seen == FO -> next = DONE
+		:: SETTLED(ME.seen) -> next = LOST
+		:: SETTLED(ME.seen) -> next = ERROR
 		fi
 	fi
 }
@@ -539,15 +555,15 @@ inline decide_token()
 inline decide_resolve()
 {
 	if
-	:: ME.busy -> wait_for_writer()
-	:: !ME.busy && !IN_DOUBT && (MUTATION != RESOLVE_SETTLED || !ME.seen) -> fail_statement()
+	:: ME.busy -> next = WAIT
+	:: !ME.busy && !IN_DOUBT && (MUTATION != RESOLVE_SETTLED || !ME.seen) -> next = ERROR
 	:: !ME.busy && (IN_DOUBT || (MUTATION == RESOLVE_SETTLED && ME.seen)) ->
 		if
 		:: true -> write(E, ME.seentok, 0)
 		:: true -> write(SO, ME.seentok, 0)
 		:: true -> write(FO, ME.seentok, 0)
 		fi;
-		statement_done()
+		next = DONE
 	fi
 }
 
@@ -593,7 +609,7 @@ inline settle_claim(kind)
 	if
 	:: ME.c2 == OPEN -> ME.c2 = 0
 	:: ME.c2 != OPEN && ME.lvl == 1 -> ME.c1 = 0
-	:: ME.c2 != OPEN && ME.lvl == 2 -> ME.c1 = DONE
+	:: ME.c2 != OPEN && ME.lvl == 2 -> ME.c1 = INSIDE
 	fi;
 #if MUTATION == LOCK_NOT_KEPT
 	if
@@ -601,27 +617,27 @@ inline settle_claim(kind)
 	:: else
 	fi;
 #else
-	unlock();
+	unlock()
 #endif
-	check_waits()
 }
 
 inline release_claim()
 {
+	printf("client %d: releases its claim\n", me);
 	if
 	:: ME.c2 == OPEN -> ME.c2 = 0; ME.f2 = 1
 	:: ME.c2 != OPEN && ME.lvl == 1 -> ME.c1 = 0; ME.f1 = 1
 	:: ME.c2 != OPEN && ME.lvl == 2 -> ME.c1 = FREED
 	fi;
 #if MUTATION == RELEASE_UNLOCKS
-	lock = 0;
+	lock = 0
 #endif
-	check_waits()
 }
 
-/* What a sweep makes of the committed row; it waits for nothing. */
+/* What a sweep makes of the committed row. */
 inline sweep()
 {
+	printf("client %d: sweeps\n", me);
 	ME.lvl = 1;
 	if
 	:: SETTLED(ck) && cpast -> ME.w1 = DEL
@@ -631,90 +647,111 @@ inline sweep()
 	fi
 }
 
+inline carry_on()
+{
+	if :: next == DECIDE -> next = 0; decide() :: else fi;
+	if :: next == LOST -> lease_lost() :: else fi;
+	d_step {
+	if :: next == WAIT -> wait_for_writer() :: else fi;
+	/* an error: the savepoint is rolled back, or the transaction if there is none */
+	if :: next == ERROR -> next = (ME.lvl == 2 -> UNDO : ROLLBACK) :: else fi;
+	if :: next == DONE -> statement_done() :: else fi;
+	if :: next == COMMIT -> commit() :: else fi;
+	if :: next == KEEP -> commit_child() :: else fi;
+	if :: next == UNDO -> rollback_child(); if :: EMPTY(me) -> next = ROLLBACK :: else fi :: else fi;
+	if :: next == ROLLBACK -> rollback() :: else fi;
+	if :: next == ROLLBACK || next == COMMITTED -> end_transaction() :: else fi;
+	check_waits();
+	next = 0
+	}
+}
+
 proctype client(byte me)
 {
-	bool committed;			/* false between the steps */
+	byte next;
 
 end:
 	do
-	/* A call that wants the lock, alone or in a transaction. What it asks, and
-	   what the client did before (its effect, a savepoint), is left open until
-	   the lock is there, since nobody else can tell. */
-	:: atomic { ME.st == FREE && (!ME.lvl || MAY_CLAIM || MAY_SETTLE) ->
-		if :: ME.lvl :: !ME.lvl -> ME.lvl = 1 fi;
-		ME.st = LOCKING;
-#if MUTATION == PROBE_BEFORE_LOCK
-		choose_call();
-		look();
-#endif
-		check_waits()
-	   }
-
-	/* The lock and the first probe are one step: whatever another does between
-	   them it could have done before, for it is nothing that needs the lock. */
-	:: atomic { ME.st == LOCKING && (lock == 0 || lock == me + 1) ->
-		lock = me + 1;
-		check_waits();
-#if MUTATION == PROBE_BEFORE_LOCK
-		decide()
-#else
-		choose_call();
-		probe_result();
+	:: atomic {
 		if
-		:: ME.busy || ME.seen -> decide()
-		:: else -> ME.st = PROBING
-		fi
+		/* A call that wants the lock, alone or in a transaction. What it asks, and
+		   what the client did before (its effect, a savepoint), is left open until
+		   the lock is there, since nobody else can tell. */
+		:: ME.st == FREE && (!ME.lvl || MAY_CLAIM || MAY_SETTLE) ->
+			if :: ME.lvl :: !ME.lvl -> ME.lvl = 1 fi;
+			ME.st = LOCKING;
+#if MUTATION == PROBE_BEFORE_LOCK
+			choose_call();
+			look()
 #endif
-	   }
-	/* The second probe, the decision, the row and the lock's return are one:
-	   nobody has an uncommitted row then, and nobody else writes one. */
-	:: atomic { ME.st == PROBING -> probe_inflight(); decide() }
+		/* The lock and the first probe are one step: whatever another does between
+		   them it could have done before, for it is nothing that needs the lock. */
+		:: ME.st == LOCKING && (lock == 0 || lock == me + 1) ->
+			lock = me + 1;
+#if MUTATION == PROBE_BEFORE_LOCK
+			next = DECIDE
+#else
+			choose_call();
+			d_step {
+				probe_result();
+				if
+				:: ME.busy || ME.seen -> next = DECIDE
+				:: else -> ME.st = PROBING
+				fi
+			}
+#endif
+		/* The second probe, the decision, the row and the lock's return are one:
+		   nobody has an uncommitted row then, and nobody else writes one. */
+		:: ME.st == PROBING -> d_step { probe_inflight(); next = DECIDE }
 #if MUTATION == UNLOCK_BEFORE_ROW
-	:: atomic { ME.st == WRITING -> claim_lease() }
+		:: ME.st == WRITING -> claim_lease()
 #endif
 
-	/* what the holder of a transaction-scoped claim does */
-	:: atomic { IN_TRANSACTION && HAS_CLAIM(me) && !ME.doomed && !EFFECT(me) ->
-		if :: ME.lvl == 2 -> ME.e2 = 1 :: else -> ME.e1 = 1 fi;
-		if
-		:: settle_claim(S)
-		:: skip					/* forgets it */
-		fi
-	   }
-	:: atomic { IN_TRANSACTION && HAS_CLAIM(me) && !ME.doomed && !EFFECT(me) -> settle_claim(F) }
-	:: atomic { IN_TRANSACTION && HAS_CLAIM(me) && !ME.doomed && !EFFECT(me) && !WROTE(me) -> release_claim() }
+		/* what the holder of a transaction-scoped claim does */
+		:: IN_TRANSACTION && HAS_CLAIM(me) && !ME.doomed && !EFFECT(me) ->
+			if
+			:: if :: ME.lvl == 2 -> ME.e2 = 1 :: else -> ME.e1 = 1 fi;
+				if
+				:: settle_claim(S)
+				:: true -> printf("client %d: writes its effect and forgets to settle\n", me)
+				fi
+			:: settle_claim(F)
+			:: !WROTE(me) -> release_claim()
+			fi
 
-	/* savepoints, and the end */
-	:: atomic { IN_TRANSACTION && ME.lvl == 1 && !ME.doomed && (HAS_CLAIM(me) || ME.f1 || INFLIGHT(ME.w1)) -> ME.lvl = 2 }
-	:: atomic { IN_TRANSACTION && ME.lvl == 2 -> commit_child() }
-	:: atomic { IN_TRANSACTION && ME.lvl == 2 -> rollback_child() }
-	:: atomic { IN_TRANSACTION && ME.lvl == 1 &&
-		(!ME.e1 || ME.w1 == S || ME.late || ME.doomed || ME.c1 == OPEN) -> commit() }
-	/* ... by ROLLBACK, a timeout, a cancelled statement, a crash, at any point */
-	:: atomic { ME.lvl -> rollback() }
-	/* ... and a client that does not know, or dies, forgets its token */
-	:: atomic { IDLE && ME.tok -> ME.tok = 0; ME.rtok = 0 }
+		/* savepoints, and the end */
+		:: IN_TRANSACTION && ME.lvl == 1 && !ME.doomed && (HAS_CLAIM(me) || ME.f1 || ME.w1 == P) ->
+			printf("client %d: SAVEPOINT\n", me);
+			ME.lvl = 2
+		:: IN_TRANSACTION && ME.lvl == 2 -> next = KEEP
+		:: IN_TRANSACTION && ME.lvl == 2 -> next = UNDO
+		:: IN_TRANSACTION && ME.lvl == 1 && (!ME.e1 || ME.w1 == S || ME.late || ME.doomed || ME.c1 == OPEN) ->
+			next = COMMIT
+		/* ... by ROLLBACK, a timeout, a cancelled statement, a crash, at any point */
+		:: ME.lvl -> next = ROLLBACK
+		/* ... and a client that does not know, or dies, forgets its token */
+		:: IDLE && ME.tok -> printf("client %d: forgets its token\n", me); forget_token()
 
-	/* a sweep */
+		/* a sweep, which waits for nothing */
 #if MUTATION == SWEEP_IGNORES_LOCK
-	:: atomic { IDLE && (ck == E || cpast) -> sweep() }
+		:: IDLE && (ck == E || cpast) -> sweep()
 #else
-	:: atomic { IDLE && (ck == E || cpast) && !lock && !OTHERS_WROTE -> sweep() }
+		:: IDLE && (ck == E || cpast) && !lock && !OTHERS_WROTE -> sweep()
 #endif
+		fi;
+		carry_on()
+	   }
 	od
 }
 
-/*
- * A retention is longer than a transaction that completed once more what was
- * settled before: only then would its effect be counted for the key's next life.
- */
 proctype clock()
 {
 end:
 	do
-	:: atomic { ck == P && !cpast -> if :: cpast = OVER :: cpast = DOUBT fi }
-	:: atomic { SETTLED(ck) && !cpast && !c[0].late && !c[1].late && !c[N - 1].late ->
-		cpast = OVER; effects = 0 }
+	:: atomic { ck == P && !cpast ->
+		printf("time: the lease is over\n"); if :: cpast = OVER :: cpast = DOUBT fi }
+	:: atomic { SETTLED(ck) && !cpast ->
+		printf("time: the retention is over\n"); cpast = OVER; effects = 0 }
 	od
 }
 
