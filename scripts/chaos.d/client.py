@@ -642,7 +642,8 @@ class Client:
         self.trace.close()
 
     def main(self):
-        """A process of its own."""
+        """A process of its own; libpq tells its standard error what servers say when they go."""
+        os.dup2(os.open(f"{self.shared.work}/clients.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         try:
             while self.step():
                 pass
