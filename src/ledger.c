@@ -702,17 +702,17 @@ set_value(Datum *values, bool *nulls, int column, Datum value, bool isnull)
 	nulls[column - 1] = isnull;
 }
 
-#if PG_VERSION_NUM < 180000
+/* The first columns of a table, as a table of its own. */
 static TupleDesc
-ledger_truncated_copy(TupleDesc desc, int natts)
+truncated_copy(TupleDesc desc, int natts)
 {
 	TupleDesc	result = CreateTemplateTupleDesc(natts);
 
 	for (AttrNumber i = 1; i <= natts; i++)
 		TupleDescCopyEntry(result, i, desc, i);
+	TupleDescFinalize(result);
 	return result;
 }
-#endif
 
 /*
  * Forms a row that ends with its last value, as rows do that are older than
@@ -730,7 +730,7 @@ form_row(LedgerTable *table, Relation rel, const Datum *values, const bool *null
 	{
 		MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
 
-		table->short_descs[natts] = CreateTupleDescTruncatedCopy(RelationGetDescr(rel), natts);
+		table->short_descs[natts] = truncated_copy(RelationGetDescr(rel), natts);
 		MemoryContextSwitchTo(caller);
 	}
 	return heap_form_tuple(table->short_descs[natts], unconstify(Datum *, values),
