@@ -13,7 +13,7 @@ Two things make an answer definite that are easily forgotten:
 Every client writes a trace, a JSON array a line, that the judge reads:
 
   ["i", intent]                                  it began to ask
-  ["c", intent, token, before, after, claimant]  it was told "claimed"
+  ["c", intent, token, before, after, claimant]  it was told "claimed", and that it is committed
   ["a", intent, answer, before, after]           a definite answer
   ["f", attempt]                                 a fenced attempt, must not be found
   ["x", text]                                    what must not happen
@@ -238,11 +238,21 @@ class Client:
                                  attempt
                           FROM idem_claim(%s, %s, %s, wait => %s, claimant => %s)""",
                        work.scope, self.key(work), work.request, wait, claimant)
-        if row[0] == "claimed":
-            self.note("c", work.name, row[1], before, time.monotonic(), claimant or "")
-            if row[4] > 1:
-                self.count["takeovers"] += 1
+        self.claimed = work.name, row[1], before, claimant or ""
+        if row[0] == "claimed" and row[4] > 1:
+            self.count["takeovers"] += 1
         return row[:4]
+
+    def given(self):
+        """
+        The last claim is committed: until then its token counts for nothing. A
+        crash may undo what it went by (a release need not be durable), and the
+        holder before has its token back.
+        """
+        if self.shared.broken == "plain":
+            return
+        name, token, before, claimant = self.claimed
+        self.note("c", name, token, before, time.monotonic(), claimant)
 
     def book(self, work, attempt, token):
         self.run("SELECT book(%s, %s, %s, %s, %s, %s)", work.name, attempt, token, work.source, work.target, work.amount)
@@ -292,7 +302,9 @@ class Client:
         if style > 0.9:
             self.run("RELEASE SAVEPOINT b")
         self.idle()
-        return self.committed(attempt)
+        answer = self.committed(attempt)
+        self.given()
+        return answer
 
     # ---- the same in one call ----
 
@@ -330,6 +342,7 @@ class Client:
         if outcome != "claimed":
             return self.not_yet(work, outcome)
         self.commit()
+        self.given()
         return self.carry_on(work, token, recovery_point)
 
     hold = lease
@@ -679,8 +692,8 @@ class Recovery(Client):
         self.begin()
         before = time.monotonic()
         rows = self.all("SELECT key, token, recovery_point FROM idem_recover(%s, 3, '1.5 seconds')", scope)
-        after = time.monotonic()
         self.commit()
+        after = time.monotonic()
         for key, token, recovery_point in rows:
             work = Work(self.shared.seed, intent_of(f"{scope}:{key}"))
             self.note("c", work.name, token, before, after, "")
