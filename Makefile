@@ -22,3 +22,9 @@ include $(PGXS)
 
 $(OBJS): src/idem.h
 src/canonical.o src/number.o src/fingerprint.o: src/canonical.h
+
+# what PGXN takes: the committed files under one directory
+DISTVERSION = $(shell sed -n 's/^   "version": "\(.*\)",/\1/p' META.json)
+.PHONY: dist
+dist:
+	git archive --format=zip --prefix=idem-$(DISTVERSION)/ --output=idem-$(DISTVERSION).zip HEAD

@@ -11,7 +11,7 @@
 # end; the difference of the two lengths is the cost of the turns alone.
 
 SHORT=200		# lengths of the two loops
-LONG=1200
+LONG=800
 COUNTED=()
 declare -A COST COUNT_LOOP COUNT_COMMIT COUNT_SETTING
 
@@ -60,7 +60,7 @@ count_all()
 	for name in "${COUNTED[@]}"; do
 		[ -z "${COUNT_SETTING[$name]}" ] || one_line <<<"${COUNT_SETTING[$name]}"
 		for turns in 50 $SHORT $LONG; do
-			first=$((first + 2000))		# not in the pipeline, which is a subshell
+			first=$((first + 1000))		# not in the pipeline, which is a subshell
 			loop_block "${COUNT_LOOP[$name]}" $turns $first "${COUNT_COMMIT[$name]}" | one_line
 		done
 		[ -z "${COUNT_SETTING[$name]}" ] || echo "RESET ALL;"

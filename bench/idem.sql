@@ -2,8 +2,8 @@
 -- the sections are.
 
 -- @tables
-INSERT INTO idem.scope (name) VALUES ('bench');
 INSERT INTO idem.scope (name, lease) VALUES ('leased', '10 minutes');
+INSERT INTO idem.scope (name) VALUES ('bench');		-- last: its new keys are at the end of the index, as the peers' are
 ALTER TABLE idem.result SET (autovacuum_enabled = off);
 ALTER TABLE idem.inflight SET (autovacuum_enabled = off);
 
@@ -13,11 +13,11 @@ BEGIN
 	RETURN '{"id": "ch_3NG8Du2eZvKYlo2C", "paid": true}';
 END $$;
 
-CREATE FUNCTION bench.idem_batch(first bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION bench.idem_batch(first bigint, client int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	FOR i IN 0 .. 499 LOOP
 		IF idem_once('bench', (first + i)::text) THEN
-			UPDATE bench.account SET balance = balance - 1 WHERE id = 1 + i % 10000;
+			UPDATE bench.account SET balance = balance - 1 WHERE id = 1 + client * 500 + i;
 		END IF;
 	END LOOP;
 END $$;
@@ -30,7 +30,7 @@ s := idem_complete('bench', k, r);
 b := idem_once('bench', k);
 
 -- @loop call
-a := idem_call('bench', k, '{"account": 1, "amount": 1}', 'bench.pay(jsonb)');
+a := idem_call('bench', k, '{"amount": 1, "account": ' || 1 + i % 10000 || '}', 'bench.pay(jsonb)');
 
 -- @loop lease
 a := idem_claim('leased', k, fingerprint => f);
@@ -79,7 +79,7 @@ SELECT outcome, response FROM idem_claim('bench', :old, fingerprint => :g);
 SELECT outcome, response FROM idem_claim('bench', :hot, fingerprint => :f);
 
 -- @client batch
-SELECT bench.idem_batch(:first);
+SELECT bench.idem_batch(:first, :client_id);
 
 -- @client batch_set
 SELECT count(*) FROM generate_series(:first::bigint, :first::bigint + 499) AS m WHERE idem_once('bench', m::text);

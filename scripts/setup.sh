@@ -11,7 +11,10 @@
 #
 # In the environment: PG_CONFIG chooses another PostgreSQL than the newest one
 # installed; KEEP=1 leaves the temporary directory behind; NO_DRIVERS=1 brings
-# nothing along that only the tests of drivers use.
+# nothing along that only the tests of drivers use. scripts/harden and
+# scripts/coverage also set IDEM_COPT (more compiler options), IDEM_POSTGRES (a
+# program that is started in place of postgres) and IDEM_KEEP_OBJECTS (a
+# directory that the build is copied to in the end).
 
 set -euo pipefail
 
@@ -67,6 +70,7 @@ setup_cleanup()
 	done
 
 	wait 2>/dev/null || true
+	[ -z "${IDEM_KEEP_OBJECTS:-}" ] || cp -a "${SOURCE:-}/." "$IDEM_KEEP_OBJECTS" 2>/dev/null || true
 	if [ -n "${KEEP:-}" ]; then
 		say "kept: $WORK"
 	else
@@ -320,7 +324,7 @@ setup_prepare()
 	fi
 	export TMPDIR=$WORK/tmp			# what tests leave behind goes away, too
 	step Building "idem for $VERSION"
-	in_source COPT=-Werror -j2 all || die "idem could not be built"
+	in_source COPT="-Werror ${IDEM_COPT:-}" -j2 all || die "idem could not be built"
 	in_source install >"$WORK/install.log" 2>&1 || { cat "$WORK/install.log" >&2; die "idem could not be installed"; }
 }
 
@@ -331,6 +335,8 @@ setup_server()
 {
 	local setting
 
+	# the user that the server runs as may not be able to read the caller's files
+	[ -z "${IDEM_POSTGRES:-}" ] || install -m 755 "$IDEM_POSTGRES" "$WORK/start-postgres"
 	SERVER_OPTIONS="-c listen_addresses='' -c unix_socket_directories='$WORK' -c unix_socket_permissions=0700"
 
 	for setting in "fsync=off" "$@"; do
@@ -338,7 +344,8 @@ setup_server()
 	done
 	quietly as_user "$BIN/initdb" -D "$WORK/data" -U postgres -A trust --no-sync -E UTF8 --locale=C.UTF-8 ||
 		die "initdb failed"
-	quietly as_user "$BIN/pg_ctl" -D "$WORK/data" -l "$WORK/server.log" -o "$SERVER_OPTIONS" -w start || {
+	quietly as_user env BIN="$BIN" "$BIN/pg_ctl" ${IDEM_POSTGRES:+-p "$WORK/start-postgres"} \
+		-D "$WORK/data" -l "$WORK/server.log" -o "$SERVER_OPTIONS" -w -t 300 start || {
 		cat "$WORK/server.log" >&2
 		die "the server did not start"
 	}

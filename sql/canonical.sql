@@ -126,6 +126,8 @@ RESET max_stack_depth;
 \set VERBOSITY default
 SELECT idem_canonical(repeat('[', 100000));
 
+-- names that are written with escapes sort by what they mean
+SELECT idem_canonical('{"\r":1,"\"":2,"\f":3,"\u000b":4,"\n":5,"\\":6,"\t":7,"\b":8,"\u0007":9,"#":10}');
 -- a large document can be cancelled
 SET statement_timeout = '100ms';
 \set VERBOSITY sqlstate

@@ -184,6 +184,7 @@ enlarge(void *array, const void *fixed, Size element, uint32 used, uint32 *max, 
 	{
 		void	   *result = palloc_extended(wanted * element, MCXT_ALLOC_HUGE);
 
+		Assert(array != NULL || used == 0);
 		if (used > 0)
 			memcpy(result, array, used * element);
 		return result;
@@ -687,7 +688,7 @@ match_child(Canonical *c, const Level *level, const Cell *name)
 		{
 			const IdemPointerNode *node = &nodes[child];
 
-			if (name == NULL ? node->any_element || node->index == level->members :
+			if (name == NULL ? node->any_element || node->index == (int64) level->members :
 				node->name_len == len && memcmp(node->name, bytes, len) == 0)
 				add_match(c, child);
 		}
@@ -1126,6 +1127,7 @@ output_write(Output *out, const char *bytes, Size len)
 			out->buffer = repalloc(out->buffer, out->size);
 		}
 	}
+	Assert(bytes != NULL);
 	memcpy(out->buffer + out->used, bytes, len);
 	out->used += len;
 }

@@ -280,7 +280,7 @@ pointer_add(IdemPointers *pointers, text *pointer)
 	int			len = VARSIZE_ANY_EXHDR(pointer);
 	const char *server = VARDATA_ANY(pointer);
 	const char *p = pg_server_to_any(server, len, PG_UTF8);
-	const char *end = p + (p == server ? len : strlen(p));
+	const char *end = p + (p == server ? (size_t) len : strlen(p));
 	char	   *token = palloc(end - p + 1);
 	int			node = 0;
 
@@ -328,7 +328,7 @@ pointer_array(ArrayType *array, Datum **elements, int *tokens)
 					 errmsg("a JSON Pointer must not be null")));
 		pointer = DatumGetTextPP((*elements)[i]);
 		(*elements)[i] = PointerGetDatum(pointer);
-		for (int j = 0; j < VARSIZE_ANY_EXHDR(pointer); j++)
+		for (size_t j = 0; j < VARSIZE_ANY_EXHDR(pointer); j++)
 			*tokens += VARDATA_ANY(pointer)[j] == '/';
 	}
 	return n;

@@ -47,7 +47,6 @@
 #define WaitEventExtensionNew(name)		PG_WAIT_EXTENSION
 #endif
 #if PG_VERSION_NUM < 180000
-#define CreateTupleDescTruncatedCopy(desc, n)	ledger_truncated_copy(desc, n)
 #define pg_noreturn						pg_attribute_noreturn()
 #define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
 	(index_beginscan) (heap, index, snapshot, nkeys, norderbys)
@@ -56,6 +55,7 @@
 	(index_beginscan) (heap, index, snapshot, instrument, nkeys, norderbys)
 #endif
 #if PG_VERSION_NUM < 190000
+#define TupleDescFinalize(desc)			((void) 0)
 #define table_beginscan_tidrange(rel, snapshot, mintid, maxtid, flags) \
 	(table_beginscan_tidrange) (rel, snapshot, mintid, maxtid)
 #endif

@@ -131,12 +131,12 @@ typedef struct LedgerTable
 } LedgerTable;
 
 static LedgerTable tables[IDEM_TABLES] = {
-	[IDEM_SCOPE] = {"scope", scope_columns, lengthof(scope_columns), Anum_scope_name, 0, F_TEXTEQ, false},
-	[IDEM_RESULT] = {"result", result_columns, IDEM_RESULT_COLUMNS, Anum_result_scope_id, Anum_result_key, F_INT4EQ, true},
-	[IDEM_INFLIGHT] = {"inflight", inflight_columns, lengthof(inflight_columns), Anum_inflight_scope_id, Anum_inflight_key, F_INT4EQ, true},
-	[IDEM_ARCHIVE] = {"archive", result_columns, lengthof(result_columns), Anum_result_scope_id, Anum_result_key, F_INT4EQ, true},
-	[IDEM_AUDIT] = {"audit", audit_columns, lengthof(audit_columns), Anum_audit_scope_id, Anum_audit_key, F_INT4EQ, true},
-	[IDEM_SWEEP] = {"sweep", sweep_columns, lengthof(sweep_columns), Anum_sweep_only_row, 0, F_BOOLEQ, true},
+	[IDEM_SCOPE] = {"scope", scope_columns, lengthof(scope_columns), Anum_scope_name, 0, F_TEXTEQ, false, .checked = false},
+	[IDEM_RESULT] = {"result", result_columns, IDEM_RESULT_COLUMNS, Anum_result_scope_id, Anum_result_key, F_INT4EQ, true, .checked = false},
+	[IDEM_INFLIGHT] = {"inflight", inflight_columns, lengthof(inflight_columns), Anum_inflight_scope_id, Anum_inflight_key, F_INT4EQ, true, .checked = false},
+	[IDEM_ARCHIVE] = {"archive", result_columns, lengthof(result_columns), Anum_result_scope_id, Anum_result_key, F_INT4EQ, true, .checked = false},
+	[IDEM_AUDIT] = {"audit", audit_columns, lengthof(audit_columns), Anum_audit_scope_id, Anum_audit_key, F_INT4EQ, true, .checked = false},
+	[IDEM_SWEEP] = {"sweep", sweep_columns, lengthof(sweep_columns), Anum_sweep_only_row, 0, F_BOOLEQ, true, .checked = false},
 };
 
 /* ---- opening a table ---- */
@@ -702,17 +702,17 @@ set_value(Datum *values, bool *nulls, int column, Datum value, bool isnull)
 	nulls[column - 1] = isnull;
 }
 
-#if PG_VERSION_NUM < 180000
+/* The first columns of a table, as a table of its own. */
 static TupleDesc
-ledger_truncated_copy(TupleDesc desc, int natts)
+truncated_copy(TupleDesc desc, int natts)
 {
 	TupleDesc	result = CreateTemplateTupleDesc(natts);
 
 	for (AttrNumber i = 1; i <= natts; i++)
 		TupleDescCopyEntry(result, i, desc, i);
+	TupleDescFinalize(result);
 	return result;
 }
-#endif
 
 /*
  * Forms a row that ends with its last value, as rows do that are older than
@@ -730,7 +730,7 @@ form_row(LedgerTable *table, Relation rel, const Datum *values, const bool *null
 	{
 		MemoryContext caller = MemoryContextSwitchTo(CacheMemoryContext);
 
-		table->short_descs[natts] = CreateTupleDescTruncatedCopy(RelationGetDescr(rel), natts);
+		table->short_descs[natts] = truncated_copy(RelationGetDescr(rel), natts);
 		MemoryContextSwitchTo(caller);
 	}
 	return heap_form_tuple(table->short_descs[natts], unconstify(Datum *, values),

@@ -29,7 +29,7 @@ typedef struct Decimal
 	bool		negative;
 	const char *digits;			/* of the integer part */
 	int			ndigits;
-	const char *fraction;		/* digits behind the point */
+	const char *fraction;		/* digits behind the point, if any */
 	int			first;			/* first significant digit, counting through both */
 	int			count;			/* of significant digits; 0: the value is zero */
 	int64		exponent;
@@ -53,6 +53,7 @@ decimal_parse(const char *token, int len, Decimal *d)
 	int64		exponent = 0;
 
 	memset(d, 0, sizeof(Decimal));
+	d->fraction = end;
 	d->negative = (p < end && *p == '-');
 	if (d->negative)
 		p++;

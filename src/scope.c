@@ -174,12 +174,12 @@ scope_lookup(const text *name)
 	char		buffer[SCOPE_NAME_MAX + 1];
 	int			len = VARSIZE_ANY_EXHDR(name);
 
-	if (scopes_valid && last_used && memcmp(last_used->name, VARDATA_ANY(name), Min(len, SCOPE_NAME_MAX)) == 0 &&
-		len <= SCOPE_NAME_MAX && last_used->name[len] == '\0')
-		return &last_used->scope;
-
 	if (len > SCOPE_NAME_MAX)
 		no_such_scope(text_to_cstring(name));
+	if (scopes_valid && last_used && memcmp(last_used->name, VARDATA_ANY(name), len) == 0 &&
+		last_used->name[len] == '\0')
+		return &last_used->scope;
+
 	memcpy(buffer, VARDATA_ANY(name), len);
 	buffer[len] = '\0';
 	if (!scopes_valid)

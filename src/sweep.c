@@ -338,9 +338,9 @@ turn_to_end(Sweep *sweep, int64 *hands)
 {
 	bool		begin = true;
 
-	for (int i = 0; i < lengthof(hand_tables); i++)
+	for (size_t i = 0; i < lengthof(hand_tables); i++)
 		begin = begin && hands[i] == HAND_AT_END;
-	for (int i = 0; i < lengthof(hand_tables); i++)
+	for (size_t i = 0; i < lengthof(hand_tables); i++)
 	{
 		if (begin || hands[i] != HAND_AT_END)
 			hands[i] = walk(sweep, hand_tables[i], Max(hands[i], 0), MaxBlockNumber);
@@ -352,17 +352,17 @@ turn_to_end(Sweep *sweep, int64 *hands)
 static void
 turn_hands(Sweep *sweep, const IdemRow *last, int64 *hands)
 {
-	for (int i = 0; i < lengthof(hand_tables); i++)
+	for (size_t i = 0; i < lengthof(hand_tables); i++)
 		hands[i] = last->tuple ? DatumGetInt64(ROW_VALUE(last, hand_columns[i])) : HAND_AT_END;
 	if (sweep->pace == NULL)
 	{
 		turn_to_end(sweep, hands);
 		return;
 	}
-	for (int i = 0; i < lengthof(hand_tables) && !sweep->pace->known; i++)
+	for (size_t i = 0; i < lengthof(hand_tables) && !sweep->pace->known; i++)
 		sweep->pace->due[hand_tables[i]] = blocks_due(sweep, hand_tables[i], last);
 	sweep->pace->known = true;
-	for (int i = 0; i < lengthof(hand_tables); i++)
+	for (size_t i = 0; i < lengthof(hand_tables); i++)
 		hands[i] = turn_paced(sweep, hand_tables[i], hands[i]);
 }
 
@@ -372,7 +372,7 @@ open_tables(void)
 {
 	if (!ledger_try_open(IDEM_SWEEP))
 		return false;
-	for (int i = 0; i < lengthof(hand_tables); i++)
+	for (size_t i = 0; i < lengthof(hand_tables); i++)
 	{
 		if (!ledger_try_open(hand_tables[i]))
 			return false;
@@ -435,7 +435,7 @@ sweep_run(int64 max_rows, IdemSweepPace *pace, IdemSweepCounts *counts)
 	MemoryContextDelete(sweep.row_context);
 	hash_destroy(sweep.scopes);
 
-	for (int i = 0; i < lengthof(hand_tables); i++)
+	for (size_t i = 0; i < lengthof(hand_tables); i++)
 		v[hand_columns[i] - 1] = Int64GetDatum(hands[i]);
 	duration.time = GetCurrentTimestamp() - sweep.now;
 	v[Anum_sweep_last_started - 1] = TimestampTzGetDatum(sweep.now);

@@ -243,9 +243,8 @@ override_settings(void)
 	/* a sweep does not wait; if it does after all, it must not be what others wait for */
 	override_setting("lock_timeout", "1s");
 	override_setting("idle_in_transaction_session_timeout", "0");
-#if PG_VERSION_NUM >= 170000
-	override_setting("transaction_timeout", "0");
-#endif
+	if (GetConfigOption("transaction_timeout", true, false) != NULL)	/* from 17 on */
+		override_setting("transaction_timeout", "0");
 	/* a missing synchronous standby must not stop it either */
 	override_setting("synchronous_commit", "local");
 }

@@ -27,7 +27,7 @@ sub chaos
 	return ("$last, $status", $out);
 }
 
-my ($verdict, $out) = chaos('--seconds 40');
+my ($verdict, $out) = chaos('--seconds 30');
 is($verdict, 'exactly once: yes, 0', 'everything took effect exactly once') ? note($out) : diag($out);
 foreach my $fault ('failover', 'immediate stop', 'SIGKILL', 'pg_terminate_backend', 'SIGSTOP', 'cut off', 'lock table full',
 	'ID001 trapped', 'statement_timeout', 'idle in transaction', 'synchronous_commit = off', 'savepoint', 'sweep')

@@ -12,12 +12,12 @@ CREATE TABLE bench.inbox (
 	PRIMARY KEY (consumer_id, message_id)
 ) WITH (autovacuum_enabled = off);
 
-CREATE FUNCTION bench.inbox_batch(first bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION bench.inbox_batch(first bigint, client int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	FOR i IN 0 .. 499 LOOP
 		INSERT INTO bench.inbox (consumer_id, message_id) VALUES (1, (first + i)::text) ON CONFLICT DO NOTHING;
 		IF FOUND THEN
-			UPDATE bench.account SET balance = balance - 1 WHERE id = 1 + i % 10000;
+			UPDATE bench.account SET balance = balance - 1 WHERE id = 1 + client * 500 + i;
 		END IF;
 	END LOOP;
 END $$;
@@ -35,7 +35,7 @@ UPDATE bench.account SET balance = balance - 1 WHERE id = :account;
 COMMIT;
 
 -- @client batch
-SELECT bench.inbox_batch(:first);
+SELECT bench.inbox_batch(:first, :client_id);
 
 -- @client batch_set
 INSERT INTO bench.inbox (consumer_id, message_id)

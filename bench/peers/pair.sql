@@ -61,7 +61,7 @@ IF FOUND THEN
 END IF;
 
 -- @loop call
-r := bench.pair_pay(k, h, '{"account": 1, "amount": 1}');
+r := bench.pair_pay(k, h, ('{"amount": 1, "account": ' || 1 + i % 10000 || '}')::jsonb);
 
 -- @loop lease
 INSERT INTO bench.pair_lease (scope_id, key, lease_until, fingerprint, created_at)

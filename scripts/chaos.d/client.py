@@ -13,7 +13,7 @@ Two things make an answer definite that are easily forgotten:
 Every client writes a trace, a JSON array a line, that the judge reads:
 
   ["i", intent]                                  it began to ask
-  ["c", intent, token, before, after, claimant]  it was told "claimed"
+  ["c", intent, token, before, after, claimant]  it was told "claimed", and that it is committed
   ["a", intent, answer, before, after]           a definite answer
   ["f", attempt]                                 a fenced attempt, must not be found
   ["x", text]                                    what must not happen
@@ -238,11 +238,21 @@ class Client:
                                  attempt
                           FROM idem_claim(%s, %s, %s, wait => %s, claimant => %s)""",
                        work.scope, self.key(work), work.request, wait, claimant)
-        if row[0] == "claimed":
-            self.note("c", work.name, row[1], before, time.monotonic(), claimant or "")
-            if row[4] > 1:
-                self.count["takeovers"] += 1
+        self.claimed = work.name, row[1], before, claimant or ""
+        if row[0] == "claimed" and row[4] > 1:
+            self.count["takeovers"] += 1
         return row[:4]
+
+    def given(self):
+        """
+        The last claim is committed: until then its token counts for nothing. A
+        crash may undo what it went by (a release need not be durable), and the
+        holder before has its token back.
+        """
+        if self.shared.broken == "plain":
+            return
+        name, token, before, claimant = self.claimed
+        self.note("c", name, token, before, time.monotonic(), claimant)
 
     def book(self, work, attempt, token):
         self.run("SELECT book(%s, %s, %s, %s, %s, %s)", work.name, attempt, token, work.source, work.target, work.amount)
@@ -292,7 +302,9 @@ class Client:
         if style > 0.9:
             self.run("RELEASE SAVEPOINT b")
         self.idle()
-        return self.committed(attempt)
+        answer = self.committed(attempt)
+        self.given()
+        return answer
 
     # ---- the same in one call ----
 
@@ -330,6 +342,7 @@ class Client:
         if outcome != "claimed":
             return self.not_yet(work, outcome)
         self.commit()
+        self.given()
         return self.carry_on(work, token, recovery_point)
 
     hold = lease
@@ -342,6 +355,8 @@ class Client:
         except Fenced:
             self.count["fenced"] += 1
             self.roll_back()
+            if self.chance(0.7) and self.shared.broken != "fence":
+                self.defy(work, token)
         except Settled:
             self.count["settled by another"] += 1
             self.roll_back()
@@ -354,6 +369,17 @@ class Client:
             self.shared.holding[self.number] = 0
         return None
 
+    def defy(self, work, token):
+        """A zombie that was told, and goes on to settle nevertheless."""
+        try:
+            self.settle_once(work, token)
+        except (Fenced, Settled, Doubt):
+            self.roll_back()
+            return
+        # where a takeover was lost with the old primary, the token is current again
+        if not self.shared.asynchronous:
+            self.violation(f"{work.name}: a fenced holder, token {token}, has settled")
+
     def die(self):
         if self.shared.phase.value == RUN and self.chance(0.04):
             if self.chance(0.3):
@@ -362,9 +388,9 @@ class Client:
 
     def dawdle(self):
         """What is done outside takes its time, at times longer than the lease."""
-        if self.chance(0.03):
+        if self.chance(0.04):
             self.count["fault: holder slower than its lease"] += 1
-            time.sleep(self.random.uniform(1.4, 2.5))
+            time.sleep(self.random.uniform(1.4, 3))
         else:
             time.sleep(self.random.random() * 0.03)
 
@@ -629,7 +655,8 @@ class Client:
         self.trace.close()
 
     def main(self):
-        """A process of its own."""
+        """A process of its own; libpq tells its standard error what servers say when they go."""
+        os.dup2(os.open(f"{self.shared.work}/clients.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         try:
             while self.step():
                 pass
@@ -645,7 +672,8 @@ class Recovery(Client):
 
     def step(self):
         try:
-            self.recover(self.random.choice(("lease", "hold")))
+            for scope in ("lease", "hold"):
+                self.recover(scope)
             self.resolve()
             if self.chance(0.5):
                 self.run("SELECT idem_sweep(%s)", self.random.choice((10, 1000)))
@@ -654,15 +682,18 @@ class Recovery(Client):
             self.disconnect()
         except (Again, Fenced, Settled):
             self.roll_back()
-        time.sleep(self.random.random() * 0.3)
+        time.sleep(self.random.random() * 0.2)
         return self.shared.phase.value != STOP
+
+    def dawdle(self):
+        pass
 
     def recover(self, scope):
         self.begin()
         before = time.monotonic()
         rows = self.all("SELECT key, token, recovery_point FROM idem_recover(%s, 3, '1.5 seconds')", scope)
-        after = time.monotonic()
         self.commit()
+        after = time.monotonic()
         for key, token, recovery_point in rows:
             work = Work(self.shared.seed, intent_of(f"{scope}:{key}"))
             self.note("c", work.name, token, before, after, "")

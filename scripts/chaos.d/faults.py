@@ -22,16 +22,17 @@ class Enemy:
         self.random = random.Random(f"{shared.seed}/enemy")
         self.count = collections.Counter()
         self.deck = []
+        self.greedy_session = None
         self.stopped = []           # (when to go on, process)
 
     # ---- the course of things ----
 
     def attack(self, until):
-        greedy = threading.Thread(target=lambda: None)
-        greedy.start()
-        self.greedy_session = greedy
-        while time.monotonic() < until:
+        """Until then; but the first deck is played to its end, so that there was some of everything."""
+        decks = 0
+        while time.monotonic() < until or decks == 1 and self.deck:
             if not self.deck:
+                decks += 1
                 self.deck = [name for name, times in DECK.items() for _ in range(times)]
                 self.random.shuffle(self.deck)
             name = self.deck.pop()
@@ -58,7 +59,8 @@ class Enemy:
 
     def peace(self):
         """Nobody is stopped, and both servers run."""
-        self.greedy_session.join()
+        if self.greedy_session:
+            self.greedy_session.join()
         self.wake(everybody=True)
         for server in (self.cluster.primary, self.cluster.standby):
             if not server.running():
@@ -108,7 +110,7 @@ class Enemy:
 
     def greedy(self):
         """One session with open claims until the lock table is full."""
-        if self.greedy_session.is_alive():
+        if self.greedy_session and self.greedy_session.is_alive():
             return None
         self.greedy_session = threading.Thread(target=self.fill_lock_table)
         self.greedy_session.start()

@@ -17,6 +17,7 @@ from judge import Judge
 from servers import Cluster
 
 DRAIN_SECONDS = 120
+RECOVERIES = 2
 
 
 class Shared:
@@ -27,7 +28,7 @@ class Shared:
         self.seed, self.asynchronous, self.broken = options.seed, options.asynchronous, options.broken
         self.kinds = options.kinds
         self.phase = multiprocessing.RawValue("i", RUN)
-        self.holding = multiprocessing.RawArray("b", options.clients + 1)
+        self.holding = multiprocessing.RawArray("b", options.clients + RECOVERIES)
         self.recent = multiprocessing.RawArray("q", 8 * options.clients)
         # from when to when answers may have been lost, see Judge
         self.windows = multiprocessing.RawValue("i", 0)
@@ -77,7 +78,7 @@ def spawn(clients):
     return started
 
 
-def drain(shared, cluster, processes, recovery):
+def drain(shared, cluster, processes, recoveries):
     """Every client asks until it has all its answers, and what is left in flight is recovered."""
     shared.phase.value = DRAIN
     end = time.monotonic() + DRAIN_SECONDS
@@ -89,8 +90,9 @@ def drain(shared, cluster, processes, recovery):
             "SELECT 1 FROM idem.inflight LIMIT 1", database="chaos"):
         time.sleep(0.1)
     shared.phase.value = STOP
-    recovery.join(10)
-    for process in processes + [recovery]:
+    for process in recoveries:
+        process.join(10)
+    for process in processes + recoveries:
         if process.is_alive():
             process.kill()
             process.join()
@@ -120,22 +122,21 @@ def main():
     started = time.monotonic()
     cluster = Cluster(options.work, options.bin, options.asynchronous, options.clients)
     shared = Shared(options, cluster)
-    processes = []
+    processes = recoveries = []
     try:
         step("Starting", "a primary, %s standby, and an outside system"
              % ("an asynchronous" if options.asynchronous else "a synchronous"))
         cluster.start()
         step("Attacking", f"{options.clients} clients for {options.seconds} s, --seed {options.seed}")
         processes = spawn([Client(shared, number) for number in range(options.clients)])
-        recovery, = spawn([Recovery(shared, options.clients)])
-        processes.append(recovery)
-        enemy = Enemy(cluster, shared, processes[:-1])
+        recoveries = spawn([Recovery(shared, options.clients + number) for number in range(RECOVERIES)])
+        enemy = Enemy(cluster, shared, processes)
         began = time.monotonic()
         enemy.attack(began + options.seconds)
         enemy.peace()
         seconds = time.monotonic() - began
         step("Recovering", "what is in flight")
-        complaints = drain(shared, cluster, processes[:-1], recovery)
+        complaints = drain(shared, cluster, processes, recoveries)
         step("Judging", "what is there")
         judge = Judge(cluster, shared, sorted(glob.glob(f"{options.work}/trace.*")))
         wrong = complaints + judge.judge()
@@ -150,7 +151,7 @@ def main():
         print("exactly once:", "no" if wrong else "yes", flush=True)
         return 1 if wrong else 0
     finally:
-        for process in processes:
+        for process in processes + recoveries:
             if process.is_alive():
                 process.kill()
         cluster.stop()

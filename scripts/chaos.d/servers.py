@@ -113,10 +113,10 @@ class Cluster:
 
     def start(self):
         self.outside.initdb()
+        shutil.copytree(self.outside.data, self.primary.data)
         self.outside.configure(SETTINGS.format(sockets=self.sockets, port=self.outside.port,
                                                connections=self.connections))
         self.outside.start()
-        self.primary.initdb()
         self.primary.configure(self.settings(self.primary))
         self.primary.start()
         here = os.path.dirname(os.path.abspath(__file__))
@@ -140,7 +140,10 @@ class Cluster:
         standby.start()
 
     def wait_for_standby(self):
+        end = time.monotonic() + 120
         while self.primary.query("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'")[0][0] == 0:
+            if time.monotonic() > end:
+                raise RuntimeError("the standby does not come back")
             time.sleep(0.05)
 
     def restart(self):

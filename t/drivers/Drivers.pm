@@ -77,7 +77,8 @@ sub drivers_new_node
 {
 	my ($name) = @_;
 	my $node = PostgreSQL::Test::Cluster->new($name);
-	$node->init;
+	# drivers make bytes of text in an SQL_ASCII database, which LANG=C would give
+	$node->init(extra => [ '--encoding=UTF8', '--locale=C.UTF-8' ]);
 	$node->append_conf('postgresql.conf', "listen_addresses = '127.0.0.1'");
 	$node->start;
 	$node->safe_psql('postgres', slurp_file("$dir/drivers.sql"));
