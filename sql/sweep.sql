@@ -225,7 +225,7 @@ BEGIN
 		BEGIN
 			CASE c.call
 				WHEN 'claim' THEN
-					SELECT concat_ws(', ', outcome, attempt, state, status_code, response, request, created_at < now() - interval '1 minute')
+					SELECT concat_ws(', ', outcome, attempt, state, status_code, response, request, created_at < now() - interval '30 minutes')
 						INTO said FROM idem_claim(c.scope, c.key, '{"q": 1}', lease => '0');
 				WHEN 'claim other' THEN
 					SELECT concat_ws(', ', outcome, attempt, state, status_code, response)
