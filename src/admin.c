@@ -313,6 +313,7 @@ resolve(FunctionCallInfo fcinfo, IdemDocumentType type)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("the key is not in doubt"),
 				 key_errdetail(&question.key)));
+	decide_check_visible(&d);
 	if (state == IDEM_FREE)
 		ledger_set_state(d.row, IDEM_FREE, d.now, d.now);
 	else
@@ -335,7 +336,9 @@ resolve(FunctionCallInfo fcinfo, IdemDocumentType type)
  * it, 'retry' lets the next claim execute once more, be its attempts spent or
  * not. Its token stays current, so that a holder thought dead who did succeed
  * can still say so. Returns the new state. 22023 for another resolution, 55000
- * for a key not in doubt; 42704, 42501, 25006.
+ * for a key not in doubt; 42704, 42501, 25006. 40001 where the transaction keeps
+ * one snapshot, and the key came to be in doubt after it: what was found out
+ * concerns another attempt.
  */
 Datum
 idem_resolve(PG_FUNCTION_ARGS)

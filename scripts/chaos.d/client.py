@@ -707,7 +707,7 @@ class Recovery(Client):
 
     def resolve(self):
         """From what the outside ledger knows."""
-        for scope, key, token in self.all("SELECT scope, key, token FROM idem.operation WHERE state = 'unknown' LIMIT 5"):
+        for scope, key in self.all("SELECT scope, key FROM idem.operation WHERE state = 'unknown' LIMIT 5"):
             work = Work(self.shared.seed, intent_of(f"{scope}:{key}"))
             child, = self.run("SELECT idem_child(%s, %s, 'charge')::text", scope, key)
             charged = self.ask_outside("SELECT 1 FROM charge WHERE key = %s::uuid", child)
@@ -715,7 +715,8 @@ class Recovery(Client):
             self.begin()
             try:
                 if charged:
-                    self.book(work, attempt, token)
+                    # as nobody's holder: the key may be in doubt for another attempt by now
+                    self.book(work, attempt, None)
                 self.run("SELECT idem_resolve(%s, %s, %s, %s::text)", scope, key, "succeeded" if charged else "retry",
                          json.dumps({"attempt": attempt}) if charged else None)
             except Doubt:
