@@ -299,12 +299,6 @@ decide_free(IdemDecision *d)
 
 /* ---- taking what was decided ---- */
 
-static Datum
-text_datum(const char *value)
-{
-	return CStringGetTextDatum(value);
-}
-
 /* Who holds a lease, for people: user and application. */
 static Datum
 holder_name(void)
@@ -312,8 +306,8 @@ holder_name(void)
 	const char *user = GetUserNameFromId(GetUserId(), false);
 
 	if (application_name == NULL || application_name[0] == '\0')
-		return text_datum(user);
-	return text_datum(psprintf("%s (%s)", user, application_name));
+		return CStringGetTextDatum(user);
+	return CStringGetTextDatum(psprintf("%s (%s)", user, application_name));
 }
 
 static void
@@ -448,8 +442,8 @@ decide_take(const IdemQuestion *question, IdemDecision *d)
 
 /* ---- the answer ---- */
 
-const char *
-decide_outcome_name(IdemOutcome outcome)
+static const char *
+outcome_name(IdemOutcome outcome)
 {
 	static const char *const names[] = {
 		[IDEM_CLAIMED] = "claimed",
@@ -489,7 +483,7 @@ answer_column(Datum *values, bool *nulls, int attribute, const IdemRow *row, int
 static void
 answer_state(Datum *values, bool *nulls, char state)
 {
-	answer(values, nulls, ANSWER_STATE, text_datum(ledger_state_name(state)));
+	answer(values, nulls, ANSWER_STATE, CStringGetTextDatum(ledger_state_name(state)));
 }
 
 static void
@@ -578,7 +572,7 @@ void
 decide_answer(const IdemDecision *d, Datum *v, bool *n)
 {
 	memset(n, true, IDEM_ANSWER_COLUMNS * sizeof(bool));
-	answer(v, n, ANSWER_OUTCOME, text_datum(decide_outcome_name(d->outcome)));
+	answer(v, n, ANSWER_OUTCOME, CStringGetTextDatum(outcome_name(d->outcome)));
 	switch (d->outcome)
 	{
 		case IDEM_CLAIMED:

@@ -417,7 +417,6 @@ extern bool decide_settled(const IdemQuestion *question, IdemDecision *decision)
 extern void decide_check_visible(const IdemDecision *decision);
 extern void decide_free(IdemDecision *decision);
 extern void decide_take(const IdemQuestion *question, IdemDecision *decision);
-extern const char *decide_outcome_name(IdemOutcome outcome);
 extern void decide_number(IdemDecision *decision);
 extern void decide_answer(const IdemDecision *decision,
 						  Datum *values, bool *nulls);
