@@ -3,7 +3,7 @@
 
 MODULE_big = idem
 OBJS = src/idem.o src/canonical.o src/number.o src/fingerprint.o src/key.o src/scope.o \
-	src/held.o src/ledger.o src/decide.o src/claim.o src/settle.o src/explain.o src/admin.o src/sweep.o \
+	src/held.o src/lookup.o src/ledger.o src/decide.o src/claim.o src/settle.o src/explain.o src/admin.o src/sweep.o \
 	src/stats.o src/worker.o
 
 EXTENSION = idem

@@ -17,6 +17,7 @@
 #include "fmgr.h"
 #include "nodes/pg_list.h"
 #include "storage/block.h"
+#include "storage/buf.h"
 #include "storage/itemptr.h"
 #include "storage/lockdefs.h"
 #include "utils/array.h"
@@ -58,6 +59,7 @@
 #define TupleDescFinalize(desc)			((void) 0)
 #define table_beginscan_tidrange(rel, snapshot, mintid, maxtid, flags) \
 	(table_beginscan_tidrange) (rel, snapshot, mintid, maxtid)
+#define table_index_fetch_begin(rel, flags)	(table_index_fetch_begin) (rel)
 #endif
 
 /* ---- error codes of our own; the README lists them ---- */
@@ -164,6 +166,20 @@ extern bool scope_in_doubt(const IdemScope *scope, int32 attempt, TimestampTz cr
 						   TimestampTz now);
 extern bool scope_abandoned(const IdemScope *scope, char state, int32 attempt, TimestampTz created_at,
 							TimestampTz lease_until, TimestampTz now);
+
+/* ---- lookup.c: where the rows of a key are ---- */
+
+/* Pointers to rows, which stay those rows' as long as the leaf is pinned. */
+typedef struct IdemFound
+{
+	int			count;
+	Buffer		leaf;			/* if there are any */
+	ItemPointerData tids[16];
+} IdemFound;
+
+extern bool lookup_fits(Relation index);
+extern bool lookup_key(Relation index, const IdemKey *key, IdemFound *found);
+extern void lookup_end(IdemFound *found);
 
 /* ---- ledger.c: rows ---- */
 

@@ -122,6 +122,7 @@ typedef struct LedgerTable
 	SubTransactionId locked_in; /* the subtransaction that last took row_lock() */
 	Oid			relid;
 	Oid			lookup_index;
+	bool		lookup_fits;	/* lookup.c can read it */
 	bool		one_index;		/* and there is no other */
 	IndexInfo  *index_info;		/* of that one */
 	ScanKeyData scan_keys[2];
@@ -231,7 +232,10 @@ check_indexes(LedgerTable *table, Relation rel)
 
 		if (is_lookup_index(table, index) &&
 			(!OidIsValid(table->lookup_index) || form->indisprimary))
+		{
 			table->lookup_index = RelationGetRelid(index);
+			table->lookup_fits = lookup_fits(index);
+		}
 		if (table->straight &&
 			(!heap_attisnull(index->rd_indextuple, Anum_pg_index_indexprs, NULL) ||
 			 !heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL) ||
@@ -402,14 +406,25 @@ ledger_scope_relid(void)
 
 /* ---- reading ---- */
 
-/* A scan for the rows with a key (two columns), of a scope (one), or all (none). */
+/*
+ * A scan for the rows with a key (two columns), of a scope (one), or all
+ * (none). The rows of a key are looked up where that can be done.
+ */
 typedef struct LedgerScan
 {
 	IdemTable	table;
-	Relation	rel;
+	Relation	rel;			/* NULL: no row was looked at yet */
 	Relation	index;
-	IndexScanDesc scan;
+	IndexScanDesc scan;			/* NULL: they were looked up */
 	TupleTableSlot *slot;
+
+	/* what was looked up */
+	IdemFound found;
+	int			next;
+	ItemPointerData tid;
+	bool		again;			/* there may be a newer version behind the same pointer */
+	struct IndexFetchTableData *fetch;
+	Snapshot	snapshot;
 } LedgerScan;
 
 static void
@@ -434,10 +449,58 @@ begin_scan(LedgerScan *scan, IdemTable which, LOCKMODE mode, Snapshot snapshot,
 	index_rescan(scan->scan, scan_keys, count, NULL, 0);
 }
 
+/* A scan for the rows of a key. */
+static void
+begin_probe(LedgerScan *scan, IdemTable which, const IdemKey *key, Snapshot snapshot)
+{
+	ledger_open(which);
+	if (tables[which].lookup_fits)
+	{
+		scan->table = which;
+		scan->rel = NULL;
+		scan->index = pin_relation(tables[which].lookup_index);
+		scan->scan = NULL;
+		scan->slot = NULL;
+		scan->next = 0;
+		scan->again = false;
+		scan->snapshot = snapshot;
+		if (lookup_key(scan->index, key, &scan->found))
+			return;
+		RelationClose(scan->index);
+	}
+	begin_scan(scan, which, row_lock(), snapshot, 2,
+			   Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
+}
+
+/* As next_row(), of what was looked up. */
+static HeapTuple
+next_found(LedgerScan *scan)
+{
+	while (scan->again || scan->next < scan->found.count)
+	{
+		if (scan->rel == NULL)
+		{
+			scan->rel = open_table(scan->table, row_lock());
+			scan->slot = table_slot_create(scan->rel, NULL);
+			scan->fetch = table_index_fetch_begin(scan->rel, 0);
+		}
+		if (!scan->again)
+			scan->tid = scan->found.tids[scan->next++];
+		if (table_index_fetch_tuple(scan->fetch, &scan->tid, scan->snapshot, scan->slot, &scan->again, NULL))
+		{
+			pgstat_count_heap_fetch(scan->index);
+			return ExecFetchSlotHeapTuple(scan->slot, false, NULL);
+		}
+	}
+	return NULL;
+}
+
 /* The next row, good until the next call; or NULL. */
 static HeapTuple
 next_row(LedgerScan *scan)
 {
+	if (scan->scan == NULL)
+		return next_found(scan);
 	while (index_getnext_tid(scan->scan, ForwardScanDirection) != NULL)
 	{
 		if (scan->slot == NULL)
@@ -451,11 +514,17 @@ next_row(LedgerScan *scan)
 static void
 end_scan(LedgerScan *scan)
 {
-	index_endscan(scan->scan);
+	if (scan->scan)
+		index_endscan(scan->scan);
+	else
+		lookup_end(&scan->found);
+	if (scan->scan == NULL && scan->rel)
+		table_index_fetch_end(scan->fetch);
 	if (scan->slot)
 		ExecDropSingleTupleTableSlot(scan->slot);
 	RelationClose(scan->index);
-	relation_close(scan->rel, NoLock);
+	if (scan->rel)
+		relation_close(scan->rel, NoLock);
 }
 
 /* Copies the row that a scan is at. */
@@ -503,8 +572,7 @@ ledger_probe(IdemTable which, const IdemKey *key, IdemRow *row)
 	if (which != IDEM_RESULT && is_empty(which))
 		return;
 	InitDirtySnapshot(dirty);
-	begin_scan(&scan, which, row_lock(), &dirty, 2,
-			   Int32GetDatum(key->scope_id), PointerGetDatum(key->value));
+	begin_probe(&scan, which, key, &dirty);
 	while ((tuple = next_row(&scan)) != NULL)
 	{
 		/*
