@@ -235,6 +235,49 @@ END $$;
 SELECT pg_temp.pay('e1', false), pg_temp.pay('e2', true);
 SELECT pg_temp.pay('e1', false), pg_temp.pay('e2', true);
 
+-- settled out of order, further in: the one claimed in the middle is finished before the other
+BEGIN;
+SELECT outcome FROM idem_claim('sub', 'outer');
+SAVEPOINT a;
+SELECT outcome FROM idem_claim('sub', 'middle');
+SAVEPOINT b;
+SELECT idem_complete('sub', 'middle', '1'), idem_complete('sub', 'outer', '1');
+RELEASE b;
+SELECT * FROM pg_temp.key_locks;
+-- both settlings go, and with its claim the middle one
+ROLLBACK TO a;
+SELECT * FROM pg_temp.key_locks;
+SELECT idem_complete('sub', 'outer', '2');
+COMMIT;
+SELECT (idem_status('sub', 'outer')).response, (idem_status('sub', 'middle')).response AS none;
+
+-- given up further in, and claimed anew: the first claim is finished below the second
+BEGIN;
+SELECT outcome FROM idem_claim('sub', 'again');
+SAVEPOINT a;
+SELECT idem_release('sub', 'again');
+SELECT outcome FROM idem_claim('sub', 'again');
+SAVEPOINT b;
+SELECT idem_release('sub', 'again');
+SELECT outcome FROM idem_claim('sub', 'again');
+RELEASE b;
+RELEASE a;
+SELECT idem_complete('sub', 'again', '3');
+SELECT * FROM pg_temp.key_locks;
+COMMIT;
+SELECT (idem_status('sub', 'again')).response;
+-- the same, rolled back: the first claim is the key's again
+BEGIN;
+SELECT outcome FROM idem_claim('sub', 'again and back');
+SAVEPOINT a;
+SELECT idem_release('sub', 'again and back');
+SELECT outcome FROM idem_claim('sub', 'again and back');
+ROLLBACK TO a;
+SELECT outcome FROM idem_claim('sub', 'again and back');
+SELECT idem_complete('sub', 'again and back', '1');
+COMMIT;
+SELECT (idem_status('sub', 'again and back')).response;
+
 -- 100,000 completions inside EXCEPTION blocks, the claims outside, in one transaction: no lock table overflow
 CREATE FUNCTION pg_temp.many(prefix text, n int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE

@@ -264,11 +264,9 @@ forget_key(IdemClaim *claim)
 
 	if (entry->claim != claim)
 	{
-		IdemClaim  *above = entry->claim;
-
-		while (above->covered != claim)
-			above = above->covered;
-		above->covered = claim->covered;
+		/* what covered that one's cover was settled further in, and is gone */
+		Assert(entry->claim->covered == claim);
+		entry->claim->covered = claim->covered;
 	}
 	else if (claim->covered)
 	{
