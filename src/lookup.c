@@ -25,6 +25,7 @@
 #include "postgres.h"
 
 #include "access/nbtree.h"
+#include "access/xact.h"
 #include "catalog/pg_am.h"
 #include "catalog/pg_collation.h"
 #include "catalog/pg_opfamily.h"
@@ -197,19 +198,26 @@ add_pointers(IndexTuple item, IdemFound *found)
 	return true;
 }
 
-/* Finds the pointers on the leaf; false: there are others elsewhere, or too many. */
+/*
+ * Finds the pointers on the leaf, but for those known to lead to dead rows; on
+ * a standby that may be known for the primary alone. False: there are others
+ * elsewhere, or too many.
+ */
 static bool
 find_pointers(Position *at, IdemFound *found)
 {
 	OffsetNumber last = PageGetMaxOffsetNumber(at->page);
-	OffsetNumber offset = search_page(at);
+	OffsetNumber offset;
 
 	found->count = 0;
-	while (!at->odd && offset <= last && compare(at, offset) == 0)
+	for (offset = search_page(at); !at->odd && offset <= last && compare(at, offset) == 0; offset++)
 	{
-		if (!add_pointers((IndexTuple) PageGetItem(at->page, PageGetItemId(at->page, offset)), found))
+		ItemId		id = PageGetItemId(at->page, offset);
+
+		if (ItemIdIsDead(id) && !TransactionStartedDuringRecovery())
+			continue;
+		if (!add_pointers((IndexTuple) PageGetItem(at->page, id), found))
 			return false;
-		offset++;
 	}
 	if (!at->odd && offset > last && !P_RIGHTMOST(at->opaque) && compare(at, P_HIKEY) == 0)
 		return false;
