@@ -147,6 +147,13 @@ SELECT outcome, state, response FROM idem_call('call key', 'old', '[1]', 'take_t
 SELECT outcome, state, response FROM idem_call('call lease', 'k', '[1]', 'take_text(text)');
 SELECT outcome, state, response FROM idem_call('call lease', 'k', '[1]', 'take_text(text)');
 SELECT count(*) AS in_flight FROM idem.operation WHERE scope = 'call lease' AND kept_in = 'inflight';
+-- who takes a key over without a request runs the one that was stored, to its handler's type
+SELECT outcome FROM idem_claim('call lease', 'over', '{"stored": 1.0}');
+UPDATE idem.inflight SET lease_until = now() - interval '1 s' WHERE key = 'over';
+SELECT outcome, attempt, response FROM idem_call('call lease', 'over', NULL, 'take_text(text)');
+SELECT outcome FROM idem_claim('call lease', 'over too', '{"stored": 1.0}');
+UPDATE idem.inflight SET lease_until = now() - interval '1 s' WHERE key = 'over too';
+SELECT outcome, attempt, response FROM idem_call('call lease', 'over too', NULL, 'take_jsonb(jsonb)');
 
 -- a handler that raises: the error as it is, and no trace
 CREATE FUNCTION raise(request jsonb) RETURNS void LANGUAGE plpgsql AS $$

@@ -123,6 +123,8 @@ WITH moved AS (DELETE FROM idem.result r USING idem.scope s WHERE s.id = r.scope
 INSERT INTO idem.archive SELECT *, now() FROM moved;
 SELECT * FROM pg_temp.show(idem_claim('claim full', 'k1', '{"full": true}'));
 SELECT outcome FROM idem_claim('claim full', 'k1', '{"full": false}');
+-- a holder that did not get the answer settles again: its row is archived
+SELECT idem_complete('claim full', 'k1', '{"r": 1}', status_code => 200, token => token) FROM idem.archive WHERE key = 'k1';
 -- past archive retention too: nothing -> claimed; settling deletes the archived row
 UPDATE idem.archive SET completed_at = completed_at - interval '10 days' WHERE key = 'k1';
 BEGIN;
@@ -131,6 +133,13 @@ SELECT idem_complete('claim full', 'k1', '{"r": 2}');
 COMMIT;
 SELECT (SELECT count(*) FROM idem.archive WHERE key = 'k1') AS archived, response, request
 FROM idem.result r JOIN idem.scope s ON s.id = r.scope_id WHERE s.name = 'claim full' AND key = 'k1';
+-- so does a claim under a lease, at once
+WITH moved AS (DELETE FROM idem.result r USING idem.scope s WHERE s.id = r.scope_id AND s.name = 'claim full' RETURNING r.*)
+INSERT INTO idem.archive SELECT *, now() FROM moved;
+UPDATE idem.archive SET completed_at = completed_at - interval '100 days' WHERE key = 'k1';
+SELECT outcome, attempt FROM idem_claim('claim full', 'k1', '{"full": 3}', lease => '1 hour');
+SELECT kept_in, state FROM idem.operation WHERE scope = 'claim full' AND key = 'k1';
+SELECT idem_complete('claim full', 'k1', '{"r": 3}', token => token) FROM idem.inflight WHERE key = 'k1';
 
 -- retention NULL: for ever
 BEGIN;

@@ -409,6 +409,12 @@ SELECT idem_complete('leases', 'again', '1', :token);
 ROLLBACK TO a;
 INSERT INTO public.regress_idem_ledger SELECT 'something else';
 COMMIT;
+-- two of them
+SELECT token AS other FROM idem_claim('leases', 'again too', lease => '1 h') \gset
+SELECT idem_complete('leases', 'again too', '2', :other);
+BEGIN;
+SELECT idem_complete('leases', 'again', '1', :token), idem_complete('leases', 'again too', '2', :other);
+COMMIT;
 SELECT * FROM public.regress_idem_ledger;
 
 DROP TABLE public.regress_idem_ledger;
