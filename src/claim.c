@@ -12,8 +12,9 @@
  * true whoever has the lock, and an answer from them is one that could have
  * been given a moment earlier; but an absence means nothing without the lock.
  * So replays of a hot key never queue behind each other. A session whose last
- * answer came from a settled key looks that way first: replays come in storms,
- * and then the lock is not even tried.
+ * answer was not "claimed" looks that way first: such answers come in storms,
+ * and then the lock is not even tried, for which a holder might have to wait
+ * when it extends its lease.
  *
  * While waiting for a transaction the key lock is not held, see held.c.
  *
@@ -70,15 +71,16 @@ worth_waiting(const IdemDecision *d, bool for_leases)
 static bool
 adjudicate(const IdemQuestion *question, int64 wait, bool for_leases, IdemDecision *d)
 {
-	static bool replaying = false;
+	static bool look_first = false;
 	TimestampTz deadline = 0;
 	int			pause = 0;
 
-	if (replaying)
+	if (look_first)
 	{
-		replaying = decide_settled(question, d);
-		if (replaying)
+		decide(question, d);
+		if (d->outcome != IDEM_CLAIMED && (wait == 0 || !worth_waiting(d, for_leases)))
 			return false;
+		decide_free(d);
 	}
 	for (;;)
 	{
@@ -90,7 +92,7 @@ adjudicate(const IdemQuestion *question, int64 wait, bool for_leases, IdemDecisi
 		decide(question, d);
 		if (!locked)
 			decide_without_lock(d);
-		replaying = d->outcome == IDEM_REPLAYED;
+		look_first = d->outcome != IDEM_CLAIMED;
 		if (wait == 0 || !worth_waiting(d, for_leases))
 			return locked;
 

@@ -232,31 +232,6 @@ decide(const IdemQuestion *question, IdemDecision *d)
 }
 
 /*
- * Decides by a settled row in idem.result that speaks, if there is one. Such an
- * answer needs no lock: it is true whoever is at the key, and could have been
- * given a moment earlier.
- */
-bool
-decide_settled(const IdemQuestion *question, IdemDecision *d)
-{
-	d->now = GetCurrentTimestamp();
-	d->claim = held_find(&question->key);
-	d->inflight.tuple = d->archive.tuple = NULL;
-	if (d->claim != NULL && !d->claim->settled)
-		return false;
-	ledger_probe(IDEM_RESULT, &question->key, &d->result);
-	if (!speaks_for_good(question->scope, &d->result, d->now))
-	{
-		decide_free(d);
-		return false;
-	}
-	d->row = &d->result;
-	d->line = settled_line(question, d->row, d->now);
-	d->outcome = line_outcome(d->line);
-	return true;
-}
-
-/*
  * What a decision comes to without the lock, which somebody else has: an
  * absence means nothing then.
  */

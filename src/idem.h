@@ -49,11 +49,6 @@
 #endif
 #if PG_VERSION_NUM < 180000
 #define pg_noreturn						pg_attribute_noreturn()
-#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
-	(index_beginscan) (heap, index, snapshot, nkeys, norderbys)
-#elif PG_VERSION_NUM < 190000
-#define index_beginscan(heap, index, snapshot, instrument, nkeys, norderbys, flags) \
-	(index_beginscan) (heap, index, snapshot, instrument, nkeys, norderbys)
 #endif
 #if PG_VERSION_NUM < 190000
 #define TupleDescFinalize(desc)			((void) 0)
@@ -429,7 +424,6 @@ typedef struct IdemDecision
 } IdemDecision;
 
 extern void decide(const IdemQuestion *question, IdemDecision *decision);
-extern bool decide_settled(const IdemQuestion *question, IdemDecision *decision);
 extern void decide_check_visible(const IdemDecision *decision);
 extern void decide_free(IdemDecision *decision);
 extern void decide_take(const IdemQuestion *question, IdemDecision *decision);

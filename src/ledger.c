@@ -20,8 +20,8 @@
  * Locks on the tables stay to the end of the transaction. RowExclusiveLock is
  * taken for reading too: deleting a scope waits for it (scope.c). It also
  * keeps the table's indexes: whoever drops or rebuilds one, concurrently or
- * not, waits for the transactions that have a lock on the table. So indexes
- * are opened without a lock of their own.
+ * not, waits for the transactions that have a lock on the table. So where it
+ * matters indexes are opened without a lock of their own.
  *
  *-------------------------------------------------------------------------
  */
@@ -32,6 +32,7 @@
 #include "access/htup_details.h"
 #include "access/multixact.h"
 #include "access/relation.h"
+#include "access/relscan.h"
 #include "access/stratnum.h"
 #include "access/table.h"
 #include "access/tableam.h"
@@ -414,12 +415,12 @@ typedef struct LedgerScan
 {
 	IdemTable	table;
 	Relation	rel;			/* NULL: no row was looked at yet */
-	Relation	index;
-	IndexScanDesc scan;			/* NULL: they were looked up */
-	TupleTableSlot *slot;
+	SysScanDesc scan;			/* NULL: they were looked up */
+	TupleTableSlot *slot;		/* the row that it is at */
 
 	/* what was looked up */
-	IdemFound found;
+	Relation	index;
+	IdemFound	found;
 	int			next;
 	ItemPointerData tid;
 	bool		again;			/* there may be a newer version behind the same pointer */
@@ -436,17 +437,11 @@ begin_scan(LedgerScan *scan, IdemTable which, LOCKMODE mode, Snapshot snapshot,
 
 	scan->table = which;
 	scan->rel = open_table(which, mode);
-	scan->index = pin_relation(table->lookup_index);
-	scan->slot = NULL;
-	for (int i = 0; i < count; i++)
-	{
-		scan_keys[i] = table->scan_keys[i];
-		scan_keys[i].sk_attno = i + 1;
-	}
+	memcpy(scan_keys, table->scan_keys, sizeof(scan_keys));
 	scan_keys[0].sk_argument = scope;
 	scan_keys[1].sk_argument = key;
-	scan->scan = index_beginscan(scan->rel, scan->index, snapshot, NULL, count, 0, 0);
-	index_rescan(scan->scan, scan_keys, count, NULL, 0);
+	scan->scan = systable_beginscan(scan->rel, table->lookup_index, true, snapshot, count, scan_keys);
+	scan->slot = scan->scan->slot;
 }
 
 /* A scan for the rows of a key. */
@@ -458,9 +453,9 @@ begin_probe(LedgerScan *scan, IdemTable which, const IdemKey *key, Snapshot snap
 	{
 		scan->table = which;
 		scan->rel = NULL;
-		scan->index = pin_relation(tables[which].lookup_index);
 		scan->scan = NULL;
 		scan->slot = NULL;
+		scan->index = pin_relation(tables[which].lookup_index);
 		scan->next = 0;
 		scan->again = false;
 		scan->snapshot = snapshot;
@@ -499,30 +494,24 @@ next_found(LedgerScan *scan)
 static HeapTuple
 next_row(LedgerScan *scan)
 {
-	if (scan->scan == NULL)
-		return next_found(scan);
-	while (index_getnext_tid(scan->scan, ForwardScanDirection) != NULL)
-	{
-		if (scan->slot == NULL)
-			scan->slot = table_slot_create(scan->rel, NULL);
-		if (index_fetch_heap(scan->scan, scan->slot))
-			return ExecFetchSlotHeapTuple(scan->slot, false, NULL);
-	}
-	return NULL;
+	return scan->scan ? systable_getnext(scan->scan) : next_found(scan);
 }
 
 static void
 end_scan(LedgerScan *scan)
 {
 	if (scan->scan)
-		index_endscan(scan->scan);
+		systable_endscan(scan->scan);
 	else
+	{
+		if (scan->rel)
+		{
+			table_index_fetch_end(scan->fetch);
+			ExecDropSingleTupleTableSlot(scan->slot);
+		}
 		lookup_end(&scan->found);
-	if (scan->scan == NULL && scan->rel)
-		table_index_fetch_end(scan->fetch);
-	if (scan->slot)
-		ExecDropSingleTupleTableSlot(scan->slot);
-	RelationClose(scan->index);
+		RelationClose(scan->index);
+	}
 	if (scan->rel)
 		relation_close(scan->rel, NoLock);
 }
