@@ -48,13 +48,13 @@ a := idem_claim('bench', old, fingerprint => g);
 
 -- @client pay
 BEGIN;
-SELECT outcome FROM idem_claim('bench', :k, fingerprint => :f);
+SELECT (idem_claim('bench', :k, fingerprint => :f)).outcome;
 UPDATE bench.account SET balance = balance - 1 WHERE id = :account;
 SELECT idem_complete('bench', :k, :r);
 COMMIT;
 
 -- @client call
-SELECT outcome, response FROM idem_call('bench', :k, '{"amount": 1, "account": ' || :account || '}', 'bench.pay(jsonb)');
+SELECT (idem_call('bench', :k, '{"amount": 1, "account": ' || :account || '}', 'bench.pay(jsonb)')).response;
 
 -- @client consume
 BEGIN;
@@ -63,7 +63,7 @@ UPDATE bench.account SET balance = balance - 1 WHERE id = :account;
 COMMIT;
 
 -- @client lease
-SELECT token FROM idem_claim('leased', :k, fingerprint => :f) \gset
+SELECT (idem_claim('leased', :k, fingerprint => :f)).token \gset
 BEGIN;
 UPDATE bench.account SET balance = balance - 1 WHERE id = :account;
 SELECT idem_complete('leased', :k, :r, token => :token);
