@@ -67,10 +67,13 @@ read_page(Position *at, BlockNumber block)
 	at->buffer = ReadBuffer(at->index, block);
 	LockBuffer(at->buffer, BUFFER_LOCK_SHARE);
 	at->page = BufferGetPage(at->buffer);
-	at->opaque = BTPageGetOpaque(at->page);
-	if (PageIsNew(at->page) || PageGetSpecialSize(at->page) != MAXALIGN(sizeof(BTPageOpaqueData)) ||
-		P_IGNORE(at->opaque))
-		at->odd = true;
+	if (PageIsNew(at->page) || PageGetSpecialSize(at->page) != MAXALIGN(sizeof(BTPageOpaqueData)))
+		at->odd = true;			/* damaged: the index scan complains */
+	else
+	{
+		at->opaque = BTPageGetOpaque(at->page);
+		at->odd = at->odd || P_IGNORE(at->opaque);
+	}
 }
 
 /*
