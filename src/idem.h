@@ -164,12 +164,14 @@ extern bool scope_abandoned(const IdemScope *scope, char state, int32 attempt, T
 
 /* ---- lookup.c: where the rows of a key are ---- */
 
+#define IDEM_FOUND_MAX			16
+
 /* Pointers to rows, which stay those rows' as long as the leaf is pinned. */
 typedef struct IdemFound
 {
 	int			count;
 	Buffer		leaf;			/* if there are any */
-	ItemPointerData tids[16];
+	ItemPointerData tids[IDEM_FOUND_MAX];
 } IdemFound;
 
 extern bool lookup_fits(Relation index);

@@ -193,7 +193,7 @@ add_pointers(IndexTuple item, IdemFound *found)
 	bool		posting = BTreeTupleIsPosting(item);
 	int			count = posting ? BTreeTupleGetNPosting(item) : 1;
 
-	if (found->count + count > lengthof(found->tids))
+	if (found->count + count > IDEM_FOUND_MAX)
 		return false;
 	memcpy(&found->tids[found->count], posting ? BTreeTupleGetPosting(item) : &item->t_tid,
 		   count * sizeof(ItemPointerData));
