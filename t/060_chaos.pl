@@ -1,4 +1,4 @@
-# A short run of scripts/chaos, and shorter ones that must fail: servers that
+# A minute of scripts/chaos, and shorter runs that must fail: servers that
 # crash and fail over, clients that are stopped and cut off.
 
 use strict;
@@ -27,7 +27,7 @@ sub chaos
 	return ("$last, $status", $out);
 }
 
-my ($verdict, $out) = chaos('--seconds 30');
+my ($verdict, $out) = chaos('--seconds 60');
 is($verdict, 'exactly once: yes, 0', 'everything took effect exactly once') ? note($out) : diag($out);
 foreach my $fault ('failover', 'immediate stop', 'SIGKILL', 'pg_terminate_backend', 'SIGSTOP', 'cut off', 'lock table full',
 	'ID001 trapped', 'statement_timeout', 'idle in transaction', 'synchronous_commit = off', 'savepoint', 'sweep')
