@@ -4,6 +4,7 @@
 #   loop_block STATEMENTS TURNS FIRST [COMMIT]   SQL: a loop around them
 #   count_add NAME STATEMENTS [COMMIT [SETTING]] remembers what is to be counted
 #   count_all DATA                               counts, into COST[NAME]
+#   count_profile                                of what was counted last, by function
 #
 # One single-user server under callgrind runs all loops, each with three lengths: the first
 # one brings caches and plans into the backend, the other two are measured. callgrind
@@ -78,5 +79,29 @@ count_all()
 		done
 		COST[$name]=$(((total[2] - total[1]) / (LONG - SHORT)))
 	done
+	LAST_PART=$out.$part BEFORE_LAST=$out.$((part - 1))
 	COUNTED=()
+}
+
+# The functions of one part, with all that they call. Without debugging symbols
+# the server's own static functions have no names, and are left out.
+functions_of()		# PART
+{
+	callgrind_annotate --auto=no --threshold=100 --inclusive=yes "$1" |
+		sed -nE "s/^ *([0-9,]+) \\([^)]*\\) +[^ ]*:([A-Za-z_][A-Za-z_0-9]*)( .*|$)/\\1 \\2/p" | tr -d ,
+}
+
+count_profile()
+{
+	awk -v turns=$((LONG - SHORT)) '
+		# a function with inlined parts comes once for each file they are from
+		FNR == NR { if ($1 > less[$2]) less[$2] = $1; next }
+		{ if ($1 > more[$2]) more[$2] = $1 }
+		END {
+			for (name in more) {
+				cost = (more[name] - less[name]) / turns
+				if (cost >= 1000)
+					printf "%9d  %s\n", cost, name
+			}
+		}' <(functions_of "$BEFORE_LAST") <(functions_of "$LAST_PART") | sort -rn
 }
